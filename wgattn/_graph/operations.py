@@ -1,0 +1,132 @@
+"""The operations that a program may hold, as frozen values. Shape and dtype rules are in `rules.py`, rewriting in `rewrite/`.
+
+Before fusion every use is plain (no View) and the view operations below are nodes; after it, views are gone into uses.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from wgattn._kernels.attention.problem import Call
+from wgattn._kernels.rotation import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The program's argument number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A scalar that is known when the program is recorded."""
+
+    value: float | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Basic slicing of every axis: `size` elements from `start`, `step` apart (negative steps too)."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    step: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastTo:
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Each element of `axis` `repeats` times in a row, as numpy.repeat."""
+
+    repeats: int
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    dtype: np.dtype
+
+
+Function = Literal[
+    "add", "subtract", "multiply", "divide", "negative", "exp", "maximum", "minimum", "logical_and", "logical_or", "logical_not",
+    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "where",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """`function` of one to three operands of one dtype (but for `where`'s condition), broadcast to one shape."""
+
+    function: Function
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Over `axes`, float32 accumulation in a fixed order; `divisor` turns it into a mean."""
+
+    axes: tuple[int, ...]
+    keepdims: bool = False
+    divisor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Zeros before and after each axis: the adjoint of a unit-step slice."""
+
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenate:
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """RoPE on (B, T, N, H). Uses: x, then positions int32 (T,) or (B, T) where `where` is "positions", an offset int32 () or (B,) where "offset"."""
+
+    rope: Rope
+    where: Literal["arange", "positions", "offset"] = "arange"
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One attention call. `operands` names the uses in order: query key value, then any of bias, mask, ROW_OPERANDS, and the call's bound sources.
+
+    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv); a second batch axis in front is taken too. Results: out (B, T, N, Hv) in
+    `dtype`, and the residual (B, T, N) where the call keeps one.
+    """
+
+    operands: tuple[str, ...]
+    call: Call
+    dtype: np.dtype
+    implementation: str | None = None
+    store: tuple[int, ...] | None = None  # order of out's axes in memory, outermost first; None: as they stand
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A use made contiguous; the rewriter adds it where a kernel cannot take a view."""
+
+
+Operation = (
+    Input | Constant | Reshape | Transpose | Slice | BroadcastTo | Repeat | Cast | Elementwise | Sum | Pad | Concatenate | Rotate | Attention | Copy
+)  # fmt: skip
+VIEWS = (Reshape, Transpose, Slice, BroadcastTo)

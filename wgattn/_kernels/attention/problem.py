@@ -1,0 +1,201 @@
+"""What an attention call must compute, in two values: the Call (every static number) and the Problem (what changes the shader).
+
+Masks reach the kernels as key ranges: a query row keeps the keys of at most two clauses, and a clause is an intersection of bounds.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from wgattn._dtypes import short_name
+from wgattn._kernels.kernel import Operand
+from wgattn._kernels.rotation import Rope
+
+HEAD_DIMS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
+QueryClass = Literal["one", "few", "short", "many"]
+
+# Operands beside query, key, value, bias and mask: small int32 or float32 arrays, gathered into the one `rows` binding.
+ROW_OPERANDS = ("query_lengths", "key_value_lengths", "query_offset", "sinks", "scale", "query_segments", "key_segments")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One side of a range of kept keys, for the query row at p = i + query_offset; every bound is inclusive.
+
+    diagonal: p + addend + source · constant: addend + source · chunk: the edge of p's chunk of `addend` keys.
+    `source` names a run-time int32 operand, 0-d or (B,).
+    """
+
+    side: Literal["lower", "upper"]
+    kind: Literal["diagonal", "constant", "chunk"]
+    addend: int = 0
+    source: str | None = None
+
+
+Clause = tuple[Bound, ...]
+EVERY_KEY: tuple[Clause, ...] = ((),)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The static options of one attention call. Run-time values are operands; shapes and strides are theirs."""
+
+    clauses: tuple[Clause, ...] = EVERY_KEY
+    scale: float | None = None  # None: 1/√H
+    softcap: float | None = None
+    rope: Rope | None = None  # both q (at i + query_offset) and k (at j) are rotated as they are read
+    residual: np.dtype | None = None  # dtype of the logsumexp that is kept, None: not kept
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The run-time operands that bounds add, in order."""
+        return tuple(dict.fromkeys(b.source for clause in self.clauses for b in clause if b.source is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The shape of the kept ranges: per clause its (side, kind, has a source) bounds; and whether keys have a length."""
+
+    clauses: tuple[tuple[tuple[str, str, bool], ...], ...] = ((),)
+    lengths: bool = False
+
+    @property
+    def name(self) -> str:
+        """`all`, or a word a clause: l/u for lower/upper, d/c/k for diagonal/constant/chunk, + where a source is added."""
+        words = [
+            "".join(side[0] + {"diagonal": "d", "constant": "c", "chunk": "k"}[kind] + "+" * source for side, kind, source in clause)
+            for clause in self.clauses
+        ]
+        ranges = "or".join(words) or "all"
+        return ranges + ("len" if self.lengths else "")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProblem:
+    """What must be computed, with everything that does not change the shader taken out."""
+
+    query_dtype: np.dtype
+    key_dtype: np.dtype
+    value_dtype: np.dtype
+    out_dtype: np.dtype
+    head_dim: int  # padded class of H; above 256, H rounded up to 16
+    value_dim: int  # padded class of Hv
+    exact_dims: bool  # H and Hv are their classes: no element of a row is padding
+    group: int  # G, query heads a key/value head
+    queries: QueryClass  # T: one, few (2 to 16), short (17 to 256), many; T itself is run-time
+    keys: KeyRange
+    bias: np.dtype | None
+    mask: bool
+    query_lengths: bool
+    query_offset: bool
+    sinks: bool
+    softcap: bool
+    run_time_scale: bool
+    segments: bool
+    rope: Literal["half", "interleaved"] | None
+    residual: np.dtype | None
+    vectors: tuple[str, ...]  # operands whose rows can be read (or written) four elements at a time
+    empty_rows: bool  # a row may keep no key: the kernel must be able to answer the mean of V
+
+    @property
+    def dense(self) -> bool:
+        """Some logits need a look-up of their own, beyond key ranges."""
+        return self.bias is not None or self.mask or self.segments
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Short words for what is there, for variant names."""
+        words = {
+            "bias" + (short_name(self.bias) if self.bias else ""): self.bias is not None,
+            "mask": self.mask,
+            "seg": self.segments,
+            "cap": self.softcap,
+            "sink": self.sinks,
+            "rope" + ("i" if self.rope == "interleaved" else ""): self.rope is not None,
+            "res" + (short_name(self.residual) if self.residual else ""): self.residual is not None,
+            "qlen": self.query_lengths,
+            "off": self.query_offset,
+            "scale": self.run_time_scale,
+            "empty": self.empty_rows,
+        }
+        return tuple(word for word, there in words.items() if there)
+
+    @property
+    def dtype_name(self) -> str:
+        """`f16`, or query, key, value and out where they differ."""
+        names = [short_name(d) for d in (self.query_dtype, self.key_dtype, self.value_dtype, self.out_dtype)]
+        return names[0] if len(set(names)) == 1 else "_".join(names)
+
+
+def dim_class(dim: int) -> int:
+    """The padded class of a head dim: the variants that are compiled are these."""
+    return next((size for size in HEAD_DIMS if dim <= size), -(-dim // 16) * 16)
+
+
+def query_class(queries: int) -> QueryClass:
+    return "one" if queries <= 1 else "few" if queries <= 16 else "short" if queries <= 256 else "many"
+
+
+def vectorized(operand: Operand) -> bool:
+    """Whether four consecutive elements of a row always start at a multiple of four elements."""
+    *outer, inner = operand.strides
+    sized = [stride for stride, size in zip(outer, operand.shape, strict=False) if size > 1]
+    return inner == 1 and all(n % 4 == 0 for n in (operand.shape[-1], operand.offset, *sized))
+
+
+def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
+    """The Problem of a call. `operands` holds query and out as (B0, B1, T, N, ·), key and value as (B0, B1, S, K, ·), and what else is there."""
+    query, key, value, out = (operands[name] for name in ("query", "key", "value", "out"))
+    head_dim, value_dim = query.shape[-1], value.shape[-1]
+    padded, value_padded = dim_class(head_dim), dim_class(value_dim)
+    bias = operands.get("bias")
+    segments = "query_segments" in operands
+    keys = KeyRange(
+        tuple(tuple((b.side, b.kind, b.source is not None) for b in clause) for clause in call.clauses),
+        "key_value_lengths" in operands,
+    )
+    return AttentionProblem(
+        query_dtype=query.dtype,
+        key_dtype=key.dtype,
+        value_dtype=value.dtype,
+        out_dtype=out.dtype,
+        head_dim=padded,
+        value_dim=value_padded,
+        exact_dims=(padded, value_padded) == (head_dim, value_dim),
+        group=query.shape[3] // key.shape[3],
+        queries=query_class(query.shape[2]),
+        keys=keys,
+        bias=None if bias is None else bias.dtype,
+        mask="mask" in operands,
+        query_lengths="query_lengths" in operands,
+        query_offset="query_offset" in operands,
+        sinks="sinks" in operands,
+        softcap=call.softcap is not None,
+        run_time_scale="scale" in operands,
+        segments=segments,
+        rope=None if call.rope is None else call.rope.style,
+        residual=call.residual,
+        vectors=tuple(name for name in ("query", "key", "value", "out") if vectorized(operands[name])),
+        empty_rows=_may_be_empty(call, operands, dense=bias is not None or "mask" in operands or segments),
+    )
+
+
+def _may_be_empty(call: Call, operands: Mapping[str, Operand], dense: bool) -> bool:
+    if dense or "key_value_lengths" in operands or "query_lengths" in operands:
+        return True
+    return not any(all(_keeps_first_key(bound, operands) for bound in clause) for clause in call.clauses)
+
+
+def _keeps_first_key(bound: Bound, operands: Mapping[str, Operand]) -> bool:
+    if bound.side == "lower" or bound.source is not None:
+        return False
+    if bound.kind == "constant":
+        return bound.addend >= 0
+    return bound.kind == "diagonal" and bound.addend >= 0 and "query_offset" not in operands
+
+
+def scale_of(call: Call, head_dim: int) -> float:
+    return 1.0 / math.sqrt(head_dim) if call.scale is None else call.scale
