@@ -1,0 +1,343 @@
+"""What every call must mean, in float64 NumPy: the values that kernels are measured against, apart from every kernel.
+
+Axes: B batch, T queries, S keys, N query heads, K key/value heads, G = N / K, H head dim, Hv value head dim. A missing
+batch axis is added to each argument by itself. Inputs may be of any dtype; everything is computed in float64.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+# The residual of a row that keeps no key: what logsumexp gives over logits that are all -0.7 times float32's maximum.
+EMPTY_RESIDUAL = float(np.float32(-0.7 * float(np.finfo(np.float32).max)))
+
+# (rows (R,), positions (B or 1, R)) -> bool, broadcastable to (B, N, R, S). Positions are rows plus query_offset.
+RowMask = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An attention result in float64: out (B)TNHv, residual (B)TN (natural logsumexp of the kept logits)."""
+
+    out: np.ndarray
+    residual: np.ndarray
+
+
+class RopeRule(Protocol):
+    """What `attention` reads of a rotary embedding; `wgattn.nn.Rope` is one."""
+
+    @property
+    def base(self) -> float: ...
+    @property
+    def rotary_dim(self) -> int | None: ...
+    @property
+    def style(self) -> str: ...
+    @property
+    def scaling(self) -> Any: ...
+
+
+def attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    bias: np.ndarray | None = None,
+    mask: np.ndarray | RowMask | None = None,
+    *,
+    scale: float | np.ndarray | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: np.ndarray | None = None,
+    key_value_seq_lengths: np.ndarray | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
+    query_offset: int | np.ndarray | None = None,
+    rope: RopeRule | None = None,
+    empty: Literal["mean", "zero"] = "mean",
+    rows: slice | np.ndarray | None = None,
+) -> Result:
+    """Attention of query BTNH over key BSKH and value BSKHv (or without B), row by row, never holding T × S.
+
+    `mask` is a bool array broadcastable to BNTS, or a function of the rows. `empty` says what a row that keeps no key
+    gives: "mean" is `dot_product_attention`'s rule, "zero" (0, residual -inf) that of caches and partial results.
+    `rows` computes only those queries; the result's T axis is then theirs. Raises ValueError where shapes do not fit.
+
+    >>> one = np.ones((1, 1, 2)); attention(one, one, one).out.tolist()
+    [[[1.0, 1.0]]]
+    """
+    queries, keys, values = (_batched(x) for x in (query, key, value))
+    (B, T, N, H), (S, K) = queries.shape, keys.shape[1:3]
+    Hv = values.shape[3]
+    if keys.shape != (B, S, K, H) or values.shape != (B, S, K, Hv) or (N % K if K else N):
+        raise ValueError(f"query {query.shape}, key {key.shape} and value {value.shape} do not fit together")
+    chosen = np.arange(T) if rows is None else np.arange(T)[rows]
+    out = np.zeros((B, len(chosen), N, Hv))
+    residual = np.empty((B, len(chosen), N))
+    residual[...] = -np.inf if sinks is None else _f64(sinks)
+
+    if out.size and S:
+        G = N // K
+        scale = 1 / math.sqrt(H) if scale is None else float(scale)
+        offset = np.reshape(0 if query_offset is None else query_offset, (-1, 1)).astype(np.int64)
+        lengths = _lengths(key_value_seq_lengths, B, S)
+        query_lengths = _lengths(query_seq_lengths, B, T)
+        bias = None if bias is None else _padded(bias)
+        turn = None if rope is None else rotation(np.arange(S), H, rope.base, rope.rotary_dim, rope.scaling)
+        step = max(1, (1 << 22) // (max(G, B) * S))
+        for start in range(0, len(chosen), step):
+            block = chosen[start : start + step]
+            positions = block + offset
+            keep = _keep(mask, block, positions, S, is_causal, local_window_size)
+            asked = queries[:, block].astype(np.float64)
+            if rope is not None:
+                cos, sin = rotation(positions, H, rope.base, rope.rotary_dim, rope.scaling)
+                asked = rotate(asked, cos, sin, rope.style)
+            for b in range(B):
+                for k in range(K):
+                    heads = slice(k * G, k * G + G)
+                    stored = _f64(keys[b, :, k])
+                    if rope is not None and turn is not None:
+                        stored = rotate(stored[:, None], *turn, rope.style)[:, 0]
+                    logits = _logits(asked[b, :, heads].swapaxes(0, 1), stored, scale, softcap)
+                    kept = _heads(keep, b, heads) & (np.arange(S) < lengths[b])
+                    if bias is not None:
+                        part = _f64(_heads(bias, b, heads, block))
+                        kept = kept & ~np.isneginf(part)
+                        with np.errstate(invalid="ignore"):
+                            logits = logits + np.where(np.isneginf(part), 0, part)
+                    kept = np.broadcast_to(kept, logits.shape) & (block < query_lengths[b])[:, None]
+                    sink = None if sinks is None else _f64(sinks)[heads]
+                    o, r = _rows(logits, kept, _f64(values[b, :, k]), sink, empty)
+                    o[:, block >= query_lengths[b]] = 0
+                    out[b, start : start + step, heads] = o.swapaxes(0, 1)
+                    residual[b, start : start + step, heads] = r.swapaxes(0, 1)
+    return Result(out.reshape(*query.shape[:-3], *out.shape[1:]), residual.reshape(*query.shape[:-3], *out.shape[1:3]))
+
+
+def _logits(query: np.ndarray, key: np.ndarray, scale: float, softcap: float | None) -> np.ndarray:
+    """Scaled and capped scores (G, R, S) of query (G, R, H) and key (S, H)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        scores = scale * (query @ key.T)
+        return scores if softcap is None else softcap * np.tanh(scores / softcap)
+
+
+def _rows(
+    logits: np.ndarray, kept: np.ndarray, value: np.ndarray, sink: np.ndarray | None, empty: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax over the kept logits (G, R, S), times value (S, Hv): out (G, R, Hv) and residual (G, R)."""
+    alone = ~kept.any(-1)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        peak = np.where(kept, logits, -np.inf).max(-1)
+        if sink is not None:
+            peak = np.maximum(peak, sink[:, None])
+        peak = np.where(alone, 0, peak)
+        weights = np.where(kept, np.exp(logits - peak[..., None]), 0)
+        total = weights.sum(-1)
+        if sink is not None:
+            total = total + np.where(alone, 0, np.exp(sink[:, None] - peak))
+        # What is not finite in V reaches only the rows that keep its key, so it stays out of the product.
+        out = weights @ np.where(np.isfinite(value), value, 0)
+        for j in np.flatnonzero(~np.isfinite(value).all(-1) & kept.any((0, 1))):
+            wild = np.where(np.isfinite(value[j]), 0, value[j])
+            out += np.where(kept[..., j, None], weights[..., j, None] * wild, 0)
+        out /= np.where(alone, 1, total)[..., None]
+        residual = peak + np.log(np.where(alone, 1, total))
+        if sink is not None:
+            residual = np.where(alone, sink[:, None], residual)
+        elif empty == "mean":
+            out[alone] = value.mean(0)
+            residual[alone] = EMPTY_RESIDUAL
+        else:
+            residual[alone] = -np.inf
+    return out, residual
+
+
+def _keep(
+    mask: Any, rows: np.ndarray, positions: np.ndarray, S: int, is_causal: bool, local_window_size: Any
+) -> np.ndarray:
+    """All masks but the lengths and the bias, as one bool array broadcastable to (B, N, R, S)."""
+    keep = np.ones((1, 1, 1, 1), bool)
+    if callable(mask):
+        keep = _padded(np.asarray(mask(rows, positions)))
+    elif mask is not None:
+        mask = _padded(mask)
+        keep = mask if mask.shape[2] == 1 else mask[:, :, rows]
+    if is_causal:
+        keep = keep & causal(positions, S)
+    if local_window_size is not None:
+        pair = isinstance(local_window_size, tuple | list)
+        left, right = local_window_size if pair else (local_window_size, local_window_size)
+        keep = keep & local(positions, S, int(left), int(right))
+    return keep
+
+
+def causal(positions: np.ndarray, S: int, offset: int | np.ndarray = 0) -> np.ndarray:
+    """Which keys j ≤ position + offset: positions (R,) or (B, R), offset an int or (B,); bool (B or 1, 1, R, S)."""
+    return np.arange(S) <= _columns(positions, offset)
+
+
+def local(positions: np.ndarray, S: int, left: int, right: int, offset: int | np.ndarray = 0) -> np.ndarray:
+    """Which keys lie from `left` before to `right` behind position + offset, both included; bool (B or 1, 1, R, S)."""
+    here, j = _columns(positions, offset), np.arange(S)
+    return (here - left <= j) & (j <= here + right)
+
+
+def prefix(S: int, n: int | np.ndarray) -> np.ndarray:
+    """Which keys j < n, n an int or (B,); bool (B or 1, 1, 1, S)."""
+    return np.arange(S) < np.reshape(n, (-1, 1, 1, 1))
+
+
+def chunked(positions: np.ndarray, S: int, size: int) -> np.ndarray:
+    """Which keys share the position's chunk of `size`; bool (B or 1, 1, R, S)."""
+    return np.arange(S) // size == _columns(positions, 0) // size
+
+
+def segments(rows: np.ndarray, query_ids: np.ndarray, key_value_ids: np.ndarray) -> np.ndarray:
+    """Which keys carry the row's id: query_ids (T,) or (B, T), key_value_ids (S,) or (B, S); bool (B or 1, 1, R, S)."""
+    asked, stored = np.atleast_2d(query_ids)[:, rows], np.atleast_2d(key_value_ids)
+    return (asked[:, :, None] == stored[:, None, :])[:, None]
+
+
+def rope(
+    x: np.ndarray,
+    positions: np.ndarray | None = None,
+    *,
+    base: float = 10000.0,
+    rotary_dim: int | None = None,
+    style: str = "half",
+    scaling: Any = None,
+) -> np.ndarray:
+    """Rotary embedding of x (B)TNH at positions (T,) or (B, T), 0..T-1 unless given; float64, x's shape."""
+    positions = np.arange(x.shape[-3]) if positions is None else np.asarray(positions)
+    return rotate(_f64(x), *rotation(positions, x.shape[-1], base, rotary_dim, scaling), style)
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, style: str) -> np.ndarray:
+    """x (…, T, N, H) with its first 2·D features turned by cos and sin (…, T, D); the rest stays."""
+    D = cos.shape[-1]
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    first, second = {
+        "half": (slice(0, D), slice(D, 2 * D)),
+        "interleaved": (slice(0, 2 * D, 2), slice(1, 2 * D, 2)),
+    }[style]
+    turned = np.array(x, np.float64)
+    with np.errstate(invalid="ignore"):
+        turned[..., first] = x[..., first] * cos - x[..., second] * sin
+        turned[..., second] = x[..., second] * cos + x[..., first] * sin
+    return turned
+
+
+def rotation(
+    positions: np.ndarray, H: int, base: float, rotary_dim: int | None, scaling: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin (*positions.shape, rotary_dim / 2) of the angles, times yarn's attention factor where it has one."""
+    width = H if rotary_dim is None else rotary_dim
+    if width % 2 or not 0 <= width <= H:
+        raise ValueError(f"rotary_dim {width} must be even and at most H = {H}")
+    frequencies, factor = rope_frequencies(width, float(base), scaling)
+    angles = np.asarray(positions, np.float64)[..., None] * frequencies
+    return factor * np.cos(angles), factor * np.sin(angles)
+
+
+def rope_frequencies(width: int, base: float, scaling: Any = None) -> tuple[np.ndarray, float]:
+    """Radians a position of each of the width / 2 pairs, and the factor on cos and sin.
+
+    `scaling` is None, a factor (positions are divided by it), ("linear", factor), or a mapping with `rope_type` and
+    the parameters under the names that published model configurations give them.
+    """
+    plain = base ** -(np.arange(0, width, 2) / width)
+    rule = _scaling_rule(scaling)
+    kind, factor = rule.get("rope_type", "default"), float(rule.get("factor", 1.0))
+    if kind == "default":
+        return plain, 1.0
+    if kind == "linear":
+        return plain / factor, 1.0
+    trained = float(rule["original_max_position_embeddings"])
+    turns = trained * plain / (2 * math.pi)  # how often each pair turns within the length it was trained on
+    if kind == "llama3":
+        low, high = float(rule["low_freq_factor"]), float(rule["high_freq_factor"])
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        return plain * (kept + (1 - kept) / factor), 1.0
+    if kind == "yarn":
+        # Pairs that turn more than beta_fast times stay, those below beta_slow are slowed; a ramp over pairs between.
+        fast, slow = float(rule.get("beta_fast") or 32), float(rule.get("beta_slow") or 1)
+        first, last = (width * math.log(trained / (n * 2 * math.pi)) / (2 * math.log(base)) for n in (fast, slow))
+        if rule.get("truncate", True):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
+        ramp = np.clip((np.arange(width // 2) - first) / (last - first or 1e-3), 0, 1)
+        return plain * (1 - ramp + ramp / factor), _yarn_factor(rule, factor)
+    raise ValueError(f"rope scaling {kind!r} is not known: linear, llama3 and yarn are")
+
+
+def _scaling_rule(scaling: Any) -> Mapping[str, Any]:
+    if scaling is None:
+        return {}
+    if isinstance(scaling, Mapping):
+        return scaling
+    if isinstance(scaling, tuple):
+        kind, given = scaling
+        return {"rope_type": kind, **(given if isinstance(given, Mapping) else {"factor": given})}
+    return {"rope_type": "linear", "factor": float(scaling)}
+
+
+def _yarn_factor(rule: Mapping[str, Any], factor: float) -> float:
+    def grown(by: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+    if rule.get("attention_factor") is not None:
+        return float(rule["attention_factor"])
+    if rule.get("mscale") and rule.get("mscale_all_dim"):
+        return grown(rule["mscale"]) / grown(rule["mscale_all_dim"])
+    return grown(1.0)
+
+
+def merge(outputs: Sequence[np.ndarray], residuals: Sequence[np.ndarray], sinks: np.ndarray | None = None) -> Result:
+    """Partial results over disjoint keys, outputs (B)TNHv and residuals (B)TN, as one; a residual of -inf adds nothing.
+
+    >>> merge([np.ones((1, 1, 1))] * 2, [np.zeros((1, 1))] * 2).residual.tolist() == [[math.log(2)]]
+    True
+    """
+    weights = np.stack([_f64(r) for r in residuals])
+    peak = weights.max(0)
+    if sinks is not None:
+        peak = np.maximum(peak, _f64(sinks))
+    peak = np.where(np.isneginf(peak), 0, peak)
+    part = np.exp(weights - peak)
+    total = part.sum(0) + (0 if sinks is None else np.exp(_f64(sinks) - peak))
+    stacked = np.stack([_f64(o) for o in outputs])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        out = np.where(np.isneginf(weights)[..., None], 0, part[..., None] * stacked).sum(0)
+        return Result(out / np.where(total == 0, 1, total)[..., None], peak + np.log(total))
+
+
+def _f64(x: Any) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+def _batched(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    return x if x.ndim == 4 else x[None]
+
+
+def _padded(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def _heads(x: np.ndarray, b: int, heads: slice, rows: np.ndarray | None = None) -> np.ndarray:
+    """The part of x, broadcastable to BNTS, that batch entry b, these heads and these rows see."""
+    part = x[min(b, x.shape[0] - 1), heads if x.shape[1] > 1 else slice(None)]
+    return part if rows is None or part.shape[1] == 1 else part[:, rows]
+
+
+def _lengths(given: np.ndarray | None, B: int, most: int) -> np.ndarray:
+    return np.clip(np.broadcast_to(most if given is None else np.asarray(given), (B,)), 0, most)
+
+
+def _columns(positions: np.ndarray, offset: int | np.ndarray) -> np.ndarray:
+    """Position + offset as (B or 1, 1, R, 1)."""
+    moved = np.atleast_2d(positions).astype(np.int64) + np.reshape(offset, (-1, 1)).astype(np.int64)
+    return moved[:, None, :, None]
