@@ -1,0 +1,2 @@
+// Tint wants this line before subgroup operations; naga refuses it.
+enable subgroups;
