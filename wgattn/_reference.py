@@ -244,20 +244,20 @@ def rotation(
 def rope_frequencies(width: int, base: float, scaling: Any = None) -> tuple[np.ndarray, float]:
     """Radians a position of each of the width / 2 pairs, and the factor on cos and sin.
 
-    `scaling` is None, a factor (positions are divided by it), ("linear", factor), or a mapping with `rope_type` and
-    the parameters under the names that published model configurations give them.
+    `scaling` is None, a factor (positions are divided by it), or a rule with its parameters under the names that
+    published model configurations give them: a mapping or its items, with `rule` or `rope_type`; or ("linear", factor).
     """
     plain = base ** -(np.arange(0, width, 2) / width)
     rule = _scaling_rule(scaling)
-    kind, factor = rule.get("rope_type", "default"), float(rule.get("factor", 1.0))
+    kind, factor = rule.get("rule") or rule.get("rope_type", "default"), float(rule.get("factor", 1.0))
     if kind == "default":
         return plain, 1.0
     if kind == "linear":
         return plain / factor, 1.0
-    trained = float(rule["original_max_position_embeddings"])
+    trained = float(rule.get("original_max_position_embeddings", 8192))
     turns = trained * plain / (2 * math.pi)  # how often each pair turns within the length it was trained on
     if kind == "llama3":
-        low, high = float(rule["low_freq_factor"]), float(rule["high_freq_factor"])
+        low, high = float(rule.get("low_freq_factor", 1)), float(rule.get("high_freq_factor", 4))
         kept = np.clip((turns - low) / (high - low), 0, 1)
         return plain * (kept + (1 - kept) / factor), 1.0
     if kind == "yarn":
@@ -275,12 +275,11 @@ def rope_frequencies(width: int, base: float, scaling: Any = None) -> tuple[np.n
 def _scaling_rule(scaling: Any) -> Mapping[str, Any]:
     if scaling is None:
         return {}
-    if isinstance(scaling, Mapping):
-        return scaling
-    if isinstance(scaling, tuple):
-        kind, given = scaling
-        return {"rope_type": kind, **(given if isinstance(given, Mapping) else {"factor": given})}
-    return {"rope_type": "linear", "factor": float(scaling)}
+    if isinstance(scaling, int | float):
+        return {"rule": "linear", "factor": scaling}
+    if isinstance(scaling, tuple) and isinstance(scaling[0], str):
+        return {"rule": scaling[0], "factor": scaling[1]}
+    return dict(scaling)
 
 
 def _yarn_factor(rule: Mapping[str, Any], factor: float) -> float:
