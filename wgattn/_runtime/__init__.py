@@ -1,0 +1,33 @@
+"""Floor 1: the device, and Programs run on it. Nothing above this floor touches a WebGPU library."""
+
+from .device import ProfileOverride as ProfileOverride
+from .device import adapter_report as adapter_report
+from .device import choose_adapter as choose_adapter
+from .device import current_profile as current_profile
+from .device import device as device
+from .device import list_adapters as list_adapters
+from .device import use_profile_override as use_profile_override
+from .execute import Executable as Executable
+from .execute import download as download
+from .execute import is_idle as is_idle
+from .execute import prepare as prepare
+from .execute import set_poison as set_poison
+from .execute import upload as upload
+from .execute import wait as wait
+from .memory import Buffer as Buffer
+from .memory import Texture as Texture
+from .profile import DeviceProfile as DeviceProfile
+from .profile import Limits as Limits
+from .program import BufferSlot as BufferSlot
+from .program import Command as Command
+from .program import CopyBuffer as CopyBuffer
+from .program import CopyToTexture as CopyToTexture
+from .program import Dispatch as Dispatch
+from .program import Program as Program
+from .program import Range as Range
+from .program import Resource as Resource
+from .program import Shader as Shader
+from .program import Slot as Slot
+from .program import TextureSlot as TextureSlot
+from .provider import AdapterInfo as AdapterInfo
+from .source import wgsl_root as wgsl_root

@@ -49,7 +49,9 @@ class DeviceProfile:
         """The profile that `to_json` wrote. Unknown fields raise, so that a stale report is not half read."""
         known = {f.name for f in fields(cls)}
         if extra := set(given) - known:
-            raise ValueError(f"a device profile has no field {', '.join(sorted(extra))}: it was written by another version")
+            raise ValueError(
+                f"a device profile has no field {', '.join(sorted(extra))}: it was written by another version"
+            )
         values = dict(given)
         values["limits"] = Limits(**given.get("limits", {}))
         values["matrix"] = tuple(given.get("matrix", ()))

@@ -1,0 +1,372 @@
+"""The one device of the process: made when first needed, tested, described by a profile, made anew after a loss."""
+
+import os
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._errors import DeviceLostError, UnsupportedError, WgattnError
+from . import provider as providers
+from .memory import Buffer, Memory, Texture
+from .pipelines import Pipelines
+from .profile import DeviceProfile, Limits
+from .program import TextureFormat
+from .provider import AdapterInfo, Kind, Provider
+from .selftest import check_barriers, probe_subgroups
+
+LIMIT_NAMES = {
+    "storage_buffers": "max-storage-buffers-per-shader-stage",
+    "workgroup_bytes": "max-compute-workgroup-storage-size",
+    "invocations": "max-compute-invocations-per-workgroup",
+    "workgroups_per_dimension": "max-compute-workgroups-per-dimension",
+    "binding_bytes": "max-storage-buffer-binding-size",
+    "buffer_bytes": "max-buffer-size",
+    "texture_2d": "max-texture-dimension-2d",
+    "storage_textures": "max-storage-textures-per-shader-stage",
+}
+SIDES = ("max-compute-workgroup-size-x", "max-compute-workgroup-size-y", "max-compute-workgroup-size-z")
+MESA_LOOP_TURNS = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOverride:
+    """What tests change of a device, so that one adapter stands in for others; None leaves a field as it is."""
+
+    kind: Kind | None = None
+    limits: Limits | None = None
+    f16: bool | None = None
+    subgroups: bool | None = None
+
+
+MINIMUM = ProfileOverride(limits=Limits(), f16=False, subgroups=False)
+
+
+class Device:
+    """A native device with its memory, its pipelines and its profile. `lock` is held while encoding and submitting."""
+
+    def __init__(self, provider: Provider, info: AdapterInfo, override: ProfileOverride, generation: int) -> None:
+        adapter = provider.adapters()[info.index]
+        limits = requested_limits(adapter.limits, override.limits)
+        features = _features(provider, adapter, info.kind, override)
+        self.provider, self.generation, self.pid = provider, generation, os.getpid()
+        self.lock = threading.RLock()
+        self.lost = ""  # the reason, once the device is gone
+        self._errors: list[str] = []
+        self._queries: Any = None
+        self.native = provider.device(adapter, features, limits)
+        self.mappable = "mappable-primary-buffers" in features
+        self.profile = _profile(provider, adapter, info, features, limits, override)
+        self.memory, self.pipelines = Memory(self), Pipelines(self)
+        usage = provider.module.BufferUsage
+        self._usage = usage.STORAGE | usage.UNIFORM | usage.COPY_SRC | usage.COPY_DST | usage.QUERY_RESOLVE
+        if self.mappable:
+            self._usage |= usage.MAP_READ | usage.MAP_WRITE
+        provider.listener = self._hear
+        check_barriers(self)
+        if self.profile.subgroups:
+            size = probe_subgroups(self)
+            self.profile = replace(self.profile, subgroup_size=size if info.kind == "cpu" else None)
+
+    def check_alive(self) -> None:
+        """Raise DeviceLostError once the device is gone, WgattnError in a forked child or for an error that came late."""
+        if self.pid != os.getpid():
+            raise WgattnError(FORKED)
+        if self.lost:
+            raise DeviceLostError(
+                f"{self.profile.name} was lost ({self.lost}): Arrays that lived on it are gone. "
+                "Make them again from their NumPy values; the next call gets a new device"
+            )
+        if self._errors:
+            text = "; ".join(self._errors)
+            self._errors.clear()
+            raise WgattnError(f"{self.profile.name} reported an error in earlier work: {text}")
+
+    def submit(self, encoder: Any) -> None:
+        """Finish and submit. Raises DeviceLostError or WgattnError: an invalid submit never gives zeros."""
+        try:
+            self.native.queue.submit([encoder.finish()])
+        except self.provider.module.GPUError as error:
+            self.check_alive()
+            raise WgattnError(f"{self.profile.name} refused a submit: {error}") from error
+        self.check_alive()
+
+    def wait(self) -> None:
+        """Return when all that was submitted is done. Raises DeviceLostError, or an error that the work ran into."""
+        self.check_alive()
+        self.provider.wait(self.native)
+        self.check_alive()
+
+    def is_idle(self) -> bool:
+        """Whether all that was submitted is done, without waiting."""
+        self.check_alive()
+        return self.provider.is_idle(self.native)
+
+    def empty(self, nbytes: int) -> Buffer:
+        """A buffer whose bytes are not set."""
+        native, size = self.memory.buffer(nbytes)
+        return Buffer(self, native, size, nbytes)
+
+    def texture(self, width: int, height: int, texel: TextureFormat) -> Texture:
+        key = (width, height, texel)
+        return Texture(self, self.memory.texture(key), key)
+
+    def upload(self, content: bytes | bytearray | memoryview | NDArray[Any]) -> Buffer:
+        """A buffer with these bytes, padded with zeros to a multiple of 4. They are taken before this returns."""
+        self.check_alive()
+        data = as_bytes(content)
+        buffer = self.empty(data.nbytes)
+        if data.nbytes:
+            self.memory.upload(buffer.native, data)
+        return buffer
+
+    def download(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
+        """A copy of bytes [offset, offset + nbytes) as they are after all that was submitted before."""
+        native = buffer.alive()
+        if buffer.device is not self:
+            raise DeviceLostError("the buffer belongs to a device that is gone")
+        length = buffer.nbytes - offset if nbytes is None else nbytes
+        if offset < 0 or length < 0 or offset + length > buffer.nbytes:
+            raise ValueError(f"bytes [{offset}, {offset + length}) of a buffer of {buffer.nbytes}")
+        if length == 0:
+            return np.empty(0, np.uint8)
+        start = offset // 4 * 4
+        span = -(-(offset + length - start) // 4) * 4
+        try:
+            found = self.memory.download(native, start, span)
+        except (self.provider.module.GPUError, RuntimeError) as error:
+            self.check_alive()
+            raise WgattnError(f"{self.profile.name} could not be read: {error}") from error
+        self.check_alive()
+        return found[offset - start : offset - start + length]
+
+    def make_buffer(self, size: int) -> Any:
+        return self.native.create_buffer(size=size, usage=self._usage)
+
+    def make_texture(self, width: int, height: int, texel: TextureFormat) -> Any:
+        usage = self.provider.module.TextureUsage
+        texture = self.native.create_texture(
+            size=(width, height, 1), format=texel, usage=usage.STORAGE_BINDING | usage.COPY_DST | usage.COPY_SRC
+        )
+        return texture, texture.create_view()
+
+    def timestamp_queries(self) -> Any:
+        if self._queries is None:
+            self._queries = self.native.create_query_set(type="timestamp", count=2)
+        return self._queries
+
+    def lose(self) -> None:
+        """Destroy the native device, as a driver reset would: for tests of what follows."""
+        with self.lock:
+            self.native.destroy()
+            self.lost = self.lost or "destroyed"
+
+    def _hear(self, text: str) -> None:
+        if "lost" in text.lower():
+            self.lost = self.lost or (text.strip().splitlines() or ["no reason given"])[-1]
+        else:
+            self._errors.append(text)
+
+
+def as_bytes(content: bytes | bytearray | memoryview | NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of `content` in row-major order, with zeros after them to a multiple of 4; no copy where none is needed."""
+    if isinstance(content, np.ndarray):
+        flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+    else:
+        flat = np.frombuffer(content, np.uint8)
+    if flat.nbytes % 4:
+        flat = np.concatenate([flat, np.zeros(-flat.nbytes % 4, np.uint8)])
+    return flat
+
+
+def requested_limits(adapter: dict[str, int], wanted: Limits | None) -> dict[str, int]:
+    """Every limit by name, so that none is a default: the adapter's, or those wanted; 8 storage buffers at most.
+
+    Raises UnsupportedError where the adapter has less than what is wanted.
+    """
+    limits = {name: adapter[name] for name in LIMIT_NAMES.values()}
+    limits[LIMIT_NAMES["storage_buffers"]] = Limits().storage_buffers
+    if wanted is not None:
+        for field, name in LIMIT_NAMES.items():
+            if (value := getattr(wanted, field)) > adapter[name]:
+                raise UnsupportedError(f"a limit override wants {name} {value}; the adapter has {adapter[name]}")
+            limits[name] = value
+    for name in SIDES:
+        limits[name] = min(adapter[name], limits[LIMIT_NAMES["invocations"]])
+    return limits
+
+
+def _features(provider: Provider, adapter: Any, kind: Kind, override: ProfileOverride) -> list[str]:
+    wanted = ["timestamp-query"]
+    if override.f16 is not False:
+        wanted.append("shader-f16")
+    if override.subgroups is not False:
+        wanted += [provider.subgroup_feature, providers.MATRIX_FEATURE]
+    if kind == "cpu":
+        wanted.append(
+            "mappable-primary-buffers"
+        )  # its memory is the host's: bytes go in and out without a staging copy
+    return [name for name in wanted if name in adapter.features]
+
+
+def _profile(
+    provider: Provider,
+    adapter: Any,
+    info: AdapterInfo,
+    features: Sequence[str],
+    limits: dict[str, int],
+    override: ProfileOverride,
+) -> DeviceProfile:
+    """The profile as far as the adapter tells it; the subgroup size is measured later."""
+    values = {field: limits[name] for field, name in LIMIT_NAMES.items()}
+    values["binding_bytes"] = values["binding_bytes"] // 4 * 4
+    return DeviceProfile(
+        name=info.name,
+        provider=provider.name,
+        backend=info.backend,
+        kind=override.kind or info.kind,
+        driver=info.driver,
+        subgroups=provider.subgroup_feature in features,
+        f16="shader-f16" in features,
+        timestamps="timestamp-query" in features,
+        matrix=provider.matrix_configurations(adapter) if providers.MATRIX_FEATURE in features else (),
+        limits=Limits(**values, loop_turns=loop_turns(info.name, info.driver)),
+    )
+
+
+def loop_turns(name: str, driver: str) -> int | None:
+    """How many loop turns an invocation may take: lavapipe before Mesa 25 stops silently after 65,535."""
+    version = re.search(r"Mesa (\d+)\.", f"{driver} {name}")
+    if "llvmpipe" in name.lower() and (version is None or int(version.group(1)) < 25):
+        return MESA_LOOP_TURNS
+    return None
+
+
+FORKED = (
+    "this process was forked from one that uses a WebGPU device, which no child can share. Start workers with "
+    "multiprocessing.get_context('spawn'), or fork before the first use of wgattn"
+)
+
+_lock = threading.Lock()
+_current: Device | None = None
+_lost: list[
+    Device
+] = []  # kept: letting one go would have the library report its loss again, as if it were the new one's
+_chosen: str | int | None = None
+_override: ProfileOverride | None = None
+_forked = False
+
+
+def device() -> Device:
+    """The device of this process, made at the first call and again at the first call after a loss.
+
+    Raises AdapterNotFoundError, UnsupportedError (it fails the self-test), WgattnError (in a forked child).
+    """
+    global _current
+    found = _current
+    if found is not None and not found.lost and not _forked:
+        return found
+    _check_not_forked()
+    with _lock:
+        if _current is not None and _current.lost:
+            _lost.append(_current)
+            _current = None
+        if _current is None:
+            library = providers.provider()
+            info = providers.pick(list_adapters(), _wanted())
+            _current = Device(library, info, _wanted_override(), len(_lost))
+        return _current
+
+
+def current_profile() -> DeviceProfile:
+    """The profile of the device; makes the device where there is none yet."""
+    return device().profile
+
+
+def list_adapters() -> tuple[AdapterInfo, ...]:
+    """The adapters of this machine, without making a device. Empty where there is no driver."""
+    _check_not_forked()
+    return tuple(providers.describe(i, a) for i, a in enumerate(providers.provider().adapters()))
+
+
+def choose_adapter(chosen: str | int) -> None:
+    """Use the adapter of this index, or with this text in its name, instead of WGATTN_ADAPTER's.
+
+    Raises AdapterNotFoundError for an unknown one, WgattnError once a device was made.
+    """
+    global _chosen
+    with _lock:
+        _check_unused("an adapter is chosen")
+        providers.pick(list_adapters(), chosen)
+        _chosen = chosen
+
+
+def use_profile_override(
+    *,
+    kind: Literal["discrete", "integrated", "cpu", "unknown"] | None = None,
+    limits: Limits | None = None,
+    f16: bool | None = None,
+    subgroups: bool | None = None,
+) -> None:
+    """For tests: make the device with these limits and features, and call it this kind, so that a CPU adapter stands in
+    for a weak GPU. `f16` and `subgroups` can only be taken away. WGATTN_LIMITS=minimum is
+    `limits=Limits(), f16=False, subgroups=False`.
+
+    Raises WgattnError once a device was made.
+    """
+    global _override
+    with _lock:
+        _check_unused("the profile is overridden")
+        _override = ProfileOverride(kind, limits, f16, subgroups)
+
+
+def adapter_report() -> dict[str, Any]:
+    """The adapters, and the device's profile, features and limits as plain values, for the command line and bug reports."""
+    made = device()
+    return {
+        "provider": made.provider.name,
+        "library": f"{made.provider.module.__name__} {made.provider.module.__version__}",
+        "adapters": [{f.name: getattr(a, f.name) for f in fields(a)} for a in list_adapters()],
+        "profile": made.profile.to_json(),
+        "features": sorted(made.native.features),
+        "limits": dict(made.native.limits),
+    }
+
+
+def _wanted() -> str | int | None:
+    return _chosen if _chosen is not None else os.environ.get("WGATTN_ADAPTER") or None
+
+
+def _wanted_override() -> ProfileOverride:
+    if _override is not None:
+        return _override
+    named = os.environ.get("WGATTN_LIMITS", "")
+    if named not in ("", "minimum"):
+        raise UnsupportedError(f"WGATTN_LIMITS is {named!r}: it is minimum, or not set")
+    return MINIMUM if named else ProfileOverride()
+
+
+def _check_unused(what: str) -> None:
+    if _current is not None or _lost:
+        raise WgattnError(
+            f"{what} before the first use of a device: there is one already; do it first, or in a new process"
+        )
+
+
+def _check_not_forked() -> None:
+    if _forked:
+        raise WgattnError(FORKED)
+
+
+def _after_fork() -> None:
+    global _forked, _lock
+    _forked = providers.loaded()
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

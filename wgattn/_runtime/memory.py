@@ -1,0 +1,232 @@
+"""Device memory: buffers and textures that go back to a pool of their size, and the ways of bytes to and from them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._errors import DeviceLostError, OutOfDeviceMemoryError
+from .program import TextureFormat
+
+if TYPE_CHECKING:
+    from .device import Device
+
+TextureKey = tuple[int, int, TextureFormat]
+SMALL = 1 << 16  # bytes below which the queue's own write is quicker than mapping
+
+
+def size_class(nbytes: int) -> int:
+    """The bytes that are really taken for `nbytes`: eighths of a power of two, so that at most an eighth is lost.
+
+    Example: size_class(1000) is 1024, size_class(1100) is 1280.
+    """
+    if nbytes <= 256:
+        return 256
+    step = max(1 << ((nbytes - 1).bit_length() - 4), 256)
+    return -(-nbytes // step) * step
+
+
+class Buffer:
+    """`nbytes` of device memory, a multiple of 4. When the last reference goes, the memory goes back to the pool."""
+
+    __slots__ = ("__weakref__", "device", "native", "nbytes", "size")
+
+    def __init__(self, device: "Device", native: Any, size: int, nbytes: int) -> None:
+        self.device, self.native, self.size, self.nbytes = device, native, size, nbytes
+
+    def alive(self) -> Any:
+        """The native buffer. Raises DeviceLostError once its device is gone."""
+        self.device.check_alive()
+        return self.native
+
+    def __del__(self) -> None:
+        self.device.memory.give_back(self.size, self.native)
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.nbytes} bytes)"
+
+
+class Texture:
+    """A 2-D storage texture of 16-byte texels, pooled as a Buffer is."""
+
+    __slots__ = ("__weakref__", "device", "key", "native")
+
+    def __init__(self, device: "Device", native: Any, key: TextureKey) -> None:
+        self.device, self.native, self.key = device, native, key
+
+    @property
+    def nbytes(self) -> int:
+        return self.key[0] * self.key[1] * 16
+
+    def alive(self) -> Any:
+        """The (texture, view) pair. Raises DeviceLostError once its device is gone."""
+        self.device.check_alive()
+        return self.native
+
+    def __del__(self) -> None:
+        self.device.memory.give_back(self.key, self.native)
+
+    def __repr__(self) -> str:
+        width, height, texel = self.key
+        return f"Texture({width} x {height} {texel})"
+
+
+class Memory:
+    """The pool of one device. Lists of free memory by size; taking and giving are single list operations, so safe from
+    any thread and from a finaliser."""
+
+    def __init__(self, device: "Device") -> None:
+        self._device = device
+        self._free: dict[int | TextureKey, list[Any]] = {}
+        self._staging: dict[tuple[str, int], list[Any]] = {}
+        self.reserved = 0  # bytes of all buffers and textures that exist, in use or free
+        self.poison = False
+        self._poison_block = np.zeros(0, np.uint8)
+
+    def give_back(self, key: int | TextureKey, native: Any) -> None:
+        self._free.setdefault(key, []).append(native)
+
+    def buffer(self, nbytes: int) -> tuple[Any, int]:
+        """A native buffer of at least `nbytes` and its size. Raises OutOfDeviceMemoryError."""
+        limit = self._device.profile.limits.buffer_bytes
+        if nbytes > limit:
+            raise OutOfDeviceMemoryError(
+                f"{nbytes:,} bytes were asked for in one buffer; the limit of {self._device.profile.name} is {limit:,}. "
+                "Split the call over batch or heads"
+            )
+        size = min(size_class(nbytes), limit // 4 * 4)
+        native = self._take(size)
+        if native is None:
+            native = self._make(size, lambda: self._device.make_buffer(size))
+        if self.poison:
+            self._device.native.queue.write_buffer(native, 0, self._poison(size))
+        return native, size
+
+    def texture(self, key: TextureKey) -> Any:
+        """A native (texture, view) pair. Raises OutOfDeviceMemoryError."""
+        width, height, texel = key
+        native = self._take(key)
+        if native is None:
+            native = self._make(width * height * 16, lambda: self._device.make_texture(width, height, texel))
+        if self.poison:
+            self._device.native.queue.write_texture(
+                {"texture": native[0]},
+                self._poison(width * height * 16),
+                {"bytes_per_row": width * 16, "rows_per_image": height},
+                (width, height, 1),
+            )
+        return native
+
+    def free_bytes(self) -> int:
+        """Bytes in the pool that nothing uses."""
+        return sum(_bytes_of(key) * len(natives) for key, natives in list(self._free.items()))
+
+    def trim(self) -> None:
+        """Give all free memory back to the driver."""
+        for key, natives in list(self._free.items()):
+            while natives:
+                try:
+                    native = natives.pop()
+                except IndexError:
+                    break
+                (native[0] if isinstance(native, tuple) else native).destroy()
+                self.reserved -= _bytes_of(key)
+
+    def upload(self, native: Any, data: NDArray[np.uint8]) -> None:
+        """Write all of `data` (a multiple of 4 bytes) to the start of a buffer, in the queue's order."""
+        device = self._device.native
+        if data.nbytes <= SMALL:
+            device.queue.write_buffer(native, 0, data)
+            return
+        if self._device.mappable:
+            native.map_async("WRITE", 0, data.nbytes).sync_wait()
+            try:
+                native.write_mapped(data)
+            finally:
+                native.unmap()
+            return
+        staging = self._stage("write", size_class(data.nbytes))
+        try:
+            staging.write_mapped(data)
+        finally:
+            staging.unmap()
+        encoder = device.create_command_encoder()
+        encoder.copy_buffer_to_buffer(staging, 0, native, 0, data.nbytes)
+        device.queue.submit([encoder.finish()])
+        self._staging.setdefault(("write", staging.size), []).append(staging)
+
+    def download(self, native: Any, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """A copy of `nbytes` bytes at `offset`, both multiples of 4, after all that was submitted before."""
+        if self._device.mappable and nbytes > SMALL:
+            start = offset // 8 * 8
+            span = min(-(-(offset + nbytes - start) // 8) * 8, native.size - start)
+            return self._read_mapped(native, start, span)[offset - start : offset - start + nbytes]
+        device = self._device.native
+        size = size_class(nbytes)
+        staging = self._stage("read", size)
+        encoder = device.create_command_encoder()
+        encoder.copy_buffer_to_buffer(native, offset, staging, 0, nbytes)
+        device.queue.submit([encoder.finish()])
+        found = self._read_mapped(staging, 0, nbytes)
+        self._staging.setdefault(("read", size), []).append(staging)
+        return found
+
+    def _read_mapped(self, native: Any, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        native.map_async("READ", offset, nbytes).sync_wait()
+        try:
+            view = np.frombuffer(native.read_mapped(offset, nbytes, copy=False), np.uint8)
+            found = view.copy()
+            del view
+        finally:
+            native.unmap()
+        return found
+
+    def _stage(self, way: str, size: int) -> Any:
+        """A staging buffer; one for writing is mapped."""
+        free = self._staging.get((way, size))
+        usage = self._device.provider.module.BufferUsage
+        flags = usage.MAP_WRITE | usage.COPY_SRC if way == "write" else usage.MAP_READ | usage.COPY_DST
+        if free:
+            try:
+                native = free.pop(0)
+            except IndexError:
+                pass
+            else:
+                if way == "write":
+                    native.map_async("WRITE").sync_wait()
+                return native
+        return self._device.native.create_buffer(size=size, usage=flags, mapped_at_creation=way == "write")
+
+    def _take(self, key: int | TextureKey) -> Any:
+        try:
+            return self._free[key].pop()
+        except (KeyError, IndexError):
+            return None
+
+    def _make(self, nbytes: int, make: Callable[[], Any]) -> Any:
+        for attempt in (1, 2):
+            try:
+                native = make()
+            except self._device.provider.module.GPUError as error:
+                self._device.check_alive()
+                if attempt == 1:
+                    self.trim()
+                    continue
+                profile = self._device.profile
+                raise OutOfDeviceMemoryError(
+                    f"{nbytes:,} bytes could not be had on {profile.name}: {self.reserved:,} are in use, "
+                    f"one buffer may have {profile.limits.buffer_bytes:,}. Drop Arrays that are no longer needed. ({error})"
+                ) from error
+            self.reserved += nbytes
+            return native
+        raise DeviceLostError("unreachable")
+
+    def _poison(self, nbytes: int) -> NDArray[np.uint8]:
+        if self._poison_block.nbytes < nbytes:
+            self._poison_block = np.full(nbytes, 0xFF, np.uint8)
+        return self._poison_block[:nbytes]
+
+
+def _bytes_of(key: int | TextureKey) -> int:
+    return key if isinstance(key, int) else key[0] * key[1] * 16

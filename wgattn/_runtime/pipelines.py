@@ -1,0 +1,82 @@
+"""Shaders made ready: one pipeline and one bind group layout for each Shader, kept for the life of the device."""
+
+from typing import TYPE_CHECKING, Any
+
+from .._errors import UnsupportedError, WgattnError
+from .program import Resource, Shader
+
+if TYPE_CHECKING:
+    from .device import Device
+
+# the names that a shader may ask for, in either library's spelling
+FEATURE_FIELDS = {
+    "shader-f16": "f16",
+    "f16": "f16",
+    "subgroup": "subgroups",
+    "subgroups": "subgroups",
+    "chromium-experimental-subgroup-matrix": "matrix",
+    "matrix": "matrix",
+}
+
+
+class Pipelines:
+    """The cache of one device. Call it with the device's lock held."""
+
+    def __init__(self, device: "Device") -> None:
+        self._device = device
+        self._layouts: dict[tuple[Resource, ...], tuple[Any, Any]] = {}
+        self._pipelines: dict[Shader, Any] = {}
+
+    def pipeline(self, shader: Shader) -> Any:
+        """The compiled pipeline. Raises UnsupportedError for a feature that the device lacks, WgattnError for bad WGSL."""
+        found = self._pipelines.get(shader)
+        if found is None:
+            found = self._pipelines[shader] = self._make(shader)
+        return found
+
+    def layout(self, resources: tuple[Resource, ...]) -> Any:
+        """The bind group layout: the resources, then the uniform buffer with the parameters."""
+        return self._layout(resources)[0]
+
+    def _make(self, shader: Shader) -> Any:
+        device, profile = self._device, self._device.profile
+        for feature in sorted(shader.features):
+            if not getattr(profile, FEATURE_FIELDS.get(feature, ""), False):
+                raise UnsupportedError(
+                    f"shader {shader.name} needs {feature}, which {profile.name} ({profile.provider}) does not have: "
+                    "leave implementation unset to have a kernel chosen that runs here"
+                )
+        try:
+            module = device.provider.shader_module(device.native, shader.source, shader.name)
+            return device.native.create_compute_pipeline(
+                label=shader.name,
+                layout=self._layout(shader.resources)[1],
+                compute={"module": module},
+            )
+        except Exception as error:
+            device.check_alive()
+            raise WgattnError(
+                f"shader {shader.name} did not compile on {profile.name} ({profile.provider}): {error}"
+            ) from error
+
+    def _layout(self, resources: tuple[Resource, ...]) -> tuple[Any, Any]:
+        found = self._layouts.get(resources)
+        if found is None:
+            native = self._device.native
+            stage = self._device.provider.module.ShaderStage.COMPUTE
+            entries: list[dict[str, Any]] = [
+                {"binding": i, "visibility": stage, **_entry(resource)} for i, resource in enumerate(resources)
+            ]
+            entries.append({"binding": len(resources), "visibility": stage, "buffer": {"type": "uniform"}})
+            layout = native.create_bind_group_layout(entries=entries)
+            found = self._layouts[resources] = layout, native.create_pipeline_layout(bind_group_layouts=[layout])
+        return found
+
+
+def _entry(resource: Resource) -> dict[str, Any]:
+    if resource == "read":
+        return {"buffer": {"type": "read-only-storage"}}
+    if resource == "write":
+        return {"buffer": {"type": "storage"}}
+    way, texel = resource.split(" ")
+    return {"storage_texture": {"access": f"{way}-only", "format": texel, "view_dimension": "2d"}}

@@ -1,0 +1,212 @@
+"""The WebGPU library underneath: wgpu-py, or Dawn through wgpudawn. All that differs between the two is in this file."""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .._errors import AdapterNotFoundError, UnsupportedError
+
+Kind = Literal["discrete", "integrated", "cpu", "unknown"]
+KINDS: dict[str, Kind] = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "cpu"}
+MATRIX_FEATURE = "chromium-experimental-subgroup-matrix"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """An adapter as `list_adapters` gives it; `index` and parts of `name` are what `choose_adapter` takes."""
+
+    index: int
+    name: str
+    kind: Kind
+    backend: str
+    driver: str
+
+
+class Provider:
+    """One of the two libraries, loaded. `native` adapters and devices are its objects, with wgpu-py's methods."""
+
+    def __init__(self, name: Literal["wgpu", "dawn"]) -> None:
+        self.name: Literal["wgpu", "dawn"] = name
+        self.module: Any
+        self._extras: Any = None
+        if name == "dawn":
+            try:
+                import wgpudawn
+                from wgpudawn.backends.dawn import extras
+            except ImportError as error:
+                raise AdapterNotFoundError(
+                    "WGATTN_PROVIDER is dawn, but wgpudawn is not installed: pip install 'wgattn[dawn]'"
+                ) from error
+            # f16 and matrix units are behind these; they are read when the first adapter is asked for
+            extras.set_instance_extras(enable_toggles=["allow_unsafe_apis", "vulkan_enable_f16_on_nvidia"])
+            self.module, self._extras = wgpudawn, extras
+        else:
+            import wgpu
+
+            self.module = wgpu
+        self.subgroup_feature = "subgroups" if name == "dawn" else "subgroup"
+        self._adapters: list[Any] | None = None
+        # called with each error that the library can only log: a loss, or an error between two calls
+        self.listener: Callable[[str], None] | None = None
+        logging.getLogger(self.module.__name__).addFilter(self._hear)
+
+    def adapters(self) -> list[Any]:
+        """The native adapters that can compute, in the library's order. OpenGL ones are left out: a stand-in for none."""
+        if self._adapters is None:
+            found = self.module.gpu.enumerate_adapters_sync()
+            self._adapters = [a for a in found if not a.info["backend_type"].startswith("OpenGL")]
+        return self._adapters
+
+    def device(self, adapter: Any, features: Sequence[str], limits: dict[str, int]) -> Any:
+        """A native device with these features and limits, without bounds checks where the library can: kernels prove theirs."""
+        if self._extras is not None:
+            return self._extras.request_device_sync(
+                adapter,
+                enable_toggles=["disable_robustness"],
+                required_features=list(features),
+                required_limits=limits,
+            )
+        return adapter.request_device_sync(required_features=list(features), required_limits=limits)
+
+    def shader_module(self, device: Any, source: str, label: str) -> Any:
+        """A compiled module; raises the library's own error for WGSL that it refuses."""
+        if self.name == "wgpu" and (make := _trusted_module()) is not None:
+            return make(device, source, label)
+        return device.create_shader_module(code=source, label=label)
+
+    def wait(self, device: Any) -> None:
+        """Return when all that was submitted is done."""
+        device._poll_wait()  # queue.on_submitted_work_done_sync raises TypeError in wgpu-py 0.32
+
+    def is_idle(self, device: Any) -> bool:
+        """Whether all that was submitted is done, without waiting."""
+        if self.name == "wgpu":
+            from wgpu.backends.wgpu_native import _api, ffi
+
+            return bool(_api.libf.wgpuDevicePoll(device._internal, False, ffi.NULL))
+        promise = device.queue.on_submitted_work_done_async()
+        device._poll()
+        return promise._state != "pending"
+
+    def nanoseconds_per_tick(self, device: Any) -> float:
+        if self.name == "wgpu":
+            from wgpu.backends.wgpu_native import _api
+
+            return float(_api.libf.wgpuQueueGetTimestampPeriod(device.queue._internal))
+        return 1.0  # Dawn resolves timestamps to nanoseconds itself
+
+    def matrix_configurations(self, adapter: Any) -> tuple[str, ...]:
+        """The subgroup matrix shapes that can be used, e.g. "f16-f32-16x16x16" (M x N x K). Only Dawn has them."""
+        if self._extras is None or MATRIX_FEATURE not in adapter.features:
+            return ()
+        found = self._extras.get_adapter_properties(adapter).get("subgroup_matrix_configs", ())
+        return tuple(
+            dict.fromkeys(
+                f"{c['component_type']}-{c['result_component_type']}-{c['m']}x{c['n']}x{c['k']}" for c in found
+            )
+        )
+
+    def _hear(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR and self.listener is not None:
+            self.listener(record.getMessage())
+        return True
+
+
+def _trusted_module() -> Callable[[Any, str, str], Any] | None:
+    """wgpu-native's call for modules without run-time checks (2x faster kernels), absent from wgpu-py's public face."""
+    from wgpu.backends.wgpu_native import _api
+    from wgpu.backends.wgpu_native._ffi import ffi, lib
+
+    call = getattr(_api.libf, "wgpuDeviceCreateShaderModuleTrusted", None)
+    if call is None:
+        return None
+
+    def make(device: Any, source: str, label: str) -> Any:
+        text = _api.new_struct_p("WGPUShaderSourceWGSL *", code=_api.to_c_string_view(source))
+        text[0].chain.next = ffi.NULL
+        text[0].chain.sType = lib.WGPUSType_ShaderSourceWGSL
+        chain = ffi.cast("WGPUChainedStruct *", text)
+        descriptor = _api.new_struct_p(
+            "WGPUShaderModuleDescriptor *", nextInChain=chain, label=_api.to_c_string_view(label)
+        )
+        return _api.GPUShaderModule(label, call(device._internal, descriptor, 0), device)
+
+    return make
+
+
+_lock = threading.Lock()
+_provider: Provider | None = None
+
+
+def provider() -> Provider:
+    """The library that WGATTN_PROVIDER names (`wgpu`, the default, or `dawn`), loaded at the first call."""
+    global _provider
+    with _lock:
+        if _provider is None:
+            name = os.environ.get("WGATTN_PROVIDER", "wgpu") or "wgpu"
+            if name not in ("wgpu", "dawn"):
+                raise UnsupportedError(f"WGATTN_PROVIDER is {name!r}: it is wgpu (the default) or dawn")
+            _provider = Provider(name)  # type: ignore[arg-type]
+        return _provider
+
+
+def loaded() -> bool:
+    """Whether a WebGPU library was loaded in this process."""
+    return _provider is not None
+
+
+def describe(index: int, adapter: Any) -> AdapterInfo:
+    info = adapter.info
+    name = info["device"] or info["description"] or info["vendor"] or "unnamed adapter"
+    kind = KINDS.get(info["adapter_type"], "unknown")
+    return AdapterInfo(index, name, kind, info["backend_type"], info["description"])
+
+
+def pick(adapters: Sequence[AdapterInfo], chosen: str | int | None) -> AdapterInfo:
+    """The adapter of that index or with that text in its name; None: discrete before integrated before CPU.
+
+    Raises AdapterNotFoundError where there is none.
+    """
+    if not adapters:
+        raise AdapterNotFoundError(f"no WebGPU adapter was found. {install_advice()}")
+    if chosen is None:
+        order = ("discrete", "integrated", "unknown", "cpu")
+        return min(adapters, key=lambda a: (order.index(a.kind), a.index))
+    text = str(chosen).strip()
+    if text.isdecimal():
+        matches = [a for a in adapters if a.index == int(text)]
+    else:
+        matches = [a for a in adapters if text.lower() in f"{a.name} {a.backend} {a.driver}".lower()]
+    if matches:
+        return matches[0]
+    listed = "; ".join(f"{a.index}: {a.name} ({a.kind}, {a.backend})" for a in adapters)
+    raise AdapterNotFoundError(f"no adapter is called {text!r}. There are: {listed}. Give an index or part of a name")
+
+
+def install_advice(platform: str = sys.platform, release: str | None = None) -> str:
+    """What to install on this system so that there is an adapter."""
+    if platform == "darwin":
+        return "macOS 10.15 or later has Metal built in: update macOS, and run outside of a sandbox that hides the GPU"
+    if platform == "win32":
+        return "Install the GPU maker's current driver (it brings Vulkan and D3D12); Windows 10 or later is needed"
+    if release is None:
+        path = Path("/etc/os-release")
+        release = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    ids = {
+        word.strip('"')
+        for line in release.splitlines()
+        if line.startswith(("ID=", "ID_LIKE="))
+        for word in line.split("=", 1)[1].replace('"', "").split()
+    }
+    if ids & {"fedora", "rhel", "centos"}:
+        command = "sudo dnf install mesa-vulkan-drivers vulkan-loader"
+    elif "arch" in ids:
+        command = "sudo pacman -S vulkan-swrast vulkan-icd-loader"
+    else:
+        command = "sudo apt-get install mesa-vulkan-drivers libvulkan1"
+    return f"Install a Vulkan driver: {command} (this one runs on any CPU; a GPU's own driver is faster)"
