@@ -1,0 +1,36 @@
+"""`import wgattn` does no work: it is quick, opens no device, prints nothing, and leaves heavy libraries alone."""
+
+import json
+import os
+import subprocess
+import sys
+
+PROBE = """
+import json, sys, time
+start = time.perf_counter()
+import wgattn
+seconds = time.perf_counter() - start
+print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
+"""
+
+
+def imported() -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, env=dict(os.environ), check=True
+    )
+    assert done.stderr == ""
+    return json.loads(done.stdout)  # which fails where the import itself printed something
+
+
+def test_neither_jax_nor_the_command_lines_libraries_are_loaded() -> None:
+    roots = {name.split(".")[0] for name in imported()["modules"]}
+    assert not roots & {"jax", "jaxlib", "typer", "click", "rich", "matplotlib", "beartype"}
+
+
+def test_no_webgpu_library_is_loaded_before_it_is_needed() -> None:
+    assert not [name for name in imported()["modules"] if name.startswith(("wgpu.backends.", "wgpudawn"))]
+
+
+def test_the_import_is_quick() -> None:
+    imported()  # bytecode is written
+    assert min(imported()["seconds"] for _ in range(5)) < 0.3
