@@ -1,12 +1,12 @@
 """Floor 1: the device, and Programs run on it. Nothing above this floor touches a WebGPU library."""
 
+from .current import adapter_report as adapter_report
+from .current import choose_adapter as choose_adapter
+from .current import current_profile as current_profile
+from .current import device as device
+from .current import list_adapters as list_adapters
+from .current import use_profile_override as use_profile_override
 from .device import ProfileOverride as ProfileOverride
-from .device import adapter_report as adapter_report
-from .device import choose_adapter as choose_adapter
-from .device import current_profile as current_profile
-from .device import device as device
-from .device import list_adapters as list_adapters
-from .device import use_profile_override as use_profile_override
 from .execute import Executable as Executable
 from .execute import download as download
 from .execute import is_idle as is_idle

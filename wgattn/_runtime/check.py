@@ -1,4 +1,4 @@
-"""Whether a Program can be run within a device's limits: the mistakes that would otherwise be a provider's riddle or wrong bytes."""
+"""Whether a Program can be run within a device's limits; mistakes here would be riddles or wrong bytes later."""
 
 from .profile import Limits
 from .program import BufferSlot, CopyBuffer, CopyToTexture, Dispatch, Program, Range, TextureSlot

@@ -1,11 +1,11 @@
-"""The one device of the process: made when first needed, tested, described by a profile, made anew after a loss."""
+"""A device: the native one, its memory and pipelines, its profile, and how its errors and its loss are noticed."""
 
 import os
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,12 @@ LIMIT_NAMES = {
 }
 SIDES = ("max-compute-workgroup-size-x", "max-compute-workgroup-size-y", "max-compute-workgroup-size-z")
 MESA_LOOP_TURNS = 65535
+
+
+FORKED = (
+    "this process was forked from one that uses a WebGPU device, which no child can share. Start workers with "
+    "multiprocessing.get_context('spawn'), or fork before the first use of wgattn"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Device:
             self.profile = replace(self.profile, subgroup_size=size if info.kind == "cpu" else None)
 
     def check_alive(self) -> None:
-        """Raise DeviceLostError once the device is gone, WgattnError in a forked child or for an error that came late."""
+        """Raise DeviceLostError once the device is gone, WgattnError in a forked child or for an error of earlier work."""
         if self.pid != os.getpid():
             raise WgattnError(FORKED)
         if self.lost:
@@ -173,7 +179,7 @@ class Device:
 
 
 def as_bytes(content: bytes | bytearray | memoryview | NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of `content` in row-major order, with zeros after them to a multiple of 4; no copy where none is needed."""
+    """The bytes of `content` in row-major order, padded with zeros to a multiple of 4; copied only where needed."""
     if isinstance(content, np.ndarray):
         flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
     else:
@@ -244,129 +250,3 @@ def loop_turns(name: str, driver: str) -> int | None:
     if "llvmpipe" in name.lower() and (version is None or int(version.group(1)) < 25):
         return MESA_LOOP_TURNS
     return None
-
-
-FORKED = (
-    "this process was forked from one that uses a WebGPU device, which no child can share. Start workers with "
-    "multiprocessing.get_context('spawn'), or fork before the first use of wgattn"
-)
-
-_lock = threading.Lock()
-_current: Device | None = None
-_lost: list[
-    Device
-] = []  # kept: letting one go would have the library report its loss again, as if it were the new one's
-_chosen: str | int | None = None
-_override: ProfileOverride | None = None
-_forked = False
-
-
-def device() -> Device:
-    """The device of this process, made at the first call and again at the first call after a loss.
-
-    Raises AdapterNotFoundError, UnsupportedError (it fails the self-test), WgattnError (in a forked child).
-    """
-    global _current
-    found = _current
-    if found is not None and not found.lost and not _forked:
-        return found
-    _check_not_forked()
-    with _lock:
-        if _current is not None and _current.lost:
-            _lost.append(_current)
-            _current = None
-        if _current is None:
-            library = providers.provider()
-            info = providers.pick(list_adapters(), _wanted())
-            _current = Device(library, info, _wanted_override(), len(_lost))
-        return _current
-
-
-def current_profile() -> DeviceProfile:
-    """The profile of the device; makes the device where there is none yet."""
-    return device().profile
-
-
-def list_adapters() -> tuple[AdapterInfo, ...]:
-    """The adapters of this machine, without making a device. Empty where there is no driver."""
-    _check_not_forked()
-    return tuple(providers.describe(i, a) for i, a in enumerate(providers.provider().adapters()))
-
-
-def choose_adapter(chosen: str | int) -> None:
-    """Use the adapter of this index, or with this text in its name, instead of WGATTN_ADAPTER's.
-
-    Raises AdapterNotFoundError for an unknown one, WgattnError once a device was made.
-    """
-    global _chosen
-    with _lock:
-        _check_unused("an adapter is chosen")
-        providers.pick(list_adapters(), chosen)
-        _chosen = chosen
-
-
-def use_profile_override(
-    *,
-    kind: Literal["discrete", "integrated", "cpu", "unknown"] | None = None,
-    limits: Limits | None = None,
-    f16: bool | None = None,
-    subgroups: bool | None = None,
-) -> None:
-    """For tests: make the device with these limits and features, and call it this kind, so that a CPU adapter stands in
-    for a weak GPU. `f16` and `subgroups` can only be taken away. WGATTN_LIMITS=minimum is
-    `limits=Limits(), f16=False, subgroups=False`.
-
-    Raises WgattnError once a device was made.
-    """
-    global _override
-    with _lock:
-        _check_unused("the profile is overridden")
-        _override = ProfileOverride(kind, limits, f16, subgroups)
-
-
-def adapter_report() -> dict[str, Any]:
-    """The adapters, and the device's profile, features and limits as plain values, for the command line and bug reports."""
-    made = device()
-    return {
-        "provider": made.provider.name,
-        "library": f"{made.provider.module.__name__} {made.provider.module.__version__}",
-        "adapters": [{f.name: getattr(a, f.name) for f in fields(a)} for a in list_adapters()],
-        "profile": made.profile.to_json(),
-        "features": sorted(made.native.features),
-        "limits": dict(made.native.limits),
-    }
-
-
-def _wanted() -> str | int | None:
-    return _chosen if _chosen is not None else os.environ.get("WGATTN_ADAPTER") or None
-
-
-def _wanted_override() -> ProfileOverride:
-    if _override is not None:
-        return _override
-    named = os.environ.get("WGATTN_LIMITS", "")
-    if named not in ("", "minimum"):
-        raise UnsupportedError(f"WGATTN_LIMITS is {named!r}: it is minimum, or not set")
-    return MINIMUM if named else ProfileOverride()
-
-
-def _check_unused(what: str) -> None:
-    if _current is not None or _lost:
-        raise WgattnError(
-            f"{what} before the first use of a device: there is one already; do it first, or in a new process"
-        )
-
-
-def _check_not_forked() -> None:
-    if _forked:
-        raise WgattnError(FORKED)
-
-
-def _after_fork() -> None:
-    global _forked, _lock
-    _forked = providers.loaded()
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .device import device
+from .current import device
 from .encode import BoundProgram
 from .memory import Buffer, Texture
 from .program import Program
@@ -79,5 +79,5 @@ def is_idle() -> bool:
 
 
 def set_poison(on: bool) -> None:
-    """For tests: fill scratch and output memory with 0xFF bytes (NaN in every float type) each time it is handed out."""
+    """For tests: fill memory with 0xFF bytes (NaN in every float type) each time the pool hands it out."""
     device().memory.poison = on

@@ -92,7 +92,7 @@ class Memory:
         limit = self._device.profile.limits.buffer_bytes
         if nbytes > limit:
             raise OutOfDeviceMemoryError(
-                f"{nbytes:,} bytes were asked for in one buffer; the limit of {self._device.profile.name} is {limit:,}. "
+                f"{nbytes:,} bytes were asked for in one buffer; {self._device.profile.name} has a limit of {limit:,}. "
                 "Split the call over batch or heads"
             )
         size = min(size_class(nbytes), limit // 4 * 4)
@@ -215,8 +215,8 @@ class Memory:
                     continue
                 profile = self._device.profile
                 raise OutOfDeviceMemoryError(
-                    f"{nbytes:,} bytes could not be had on {profile.name}: {self.reserved:,} are in use, "
-                    f"one buffer may have {profile.limits.buffer_bytes:,}. Drop Arrays that are no longer needed. ({error})"
+                    f"{nbytes:,} bytes could not be had on {profile.name}: {self.reserved:,} are in use, and one buffer "
+                    f"may have {profile.limits.buffer_bytes:,}. Drop Arrays that are no longer needed. ({error})"
                 ) from error
             self.reserved += nbytes
             return native

@@ -1,4 +1,4 @@
-"""What the device is told: a Program of slots and commands, free of any device object, so that it can be made and tested anywhere."""
+"""What the device is told: a Program of slots and commands, free of any device object, testable anywhere."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -37,7 +37,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Shader:
-    """One compute shader. `resources` gives binding 0, 1, … ; the parameters are a uniform buffer at the next binding."""
+    """One compute shader. `resources` gives binding 0, 1, …; the parameters are a uniform buffer at the next one."""
 
     name: str
     source: str

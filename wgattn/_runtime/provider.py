@@ -1,4 +1,4 @@
-"""The WebGPU library underneath: wgpu-py, or Dawn through wgpudawn. All that differs between the two is in this file."""
+"""The WebGPU library underneath: wgpu-py, or Dawn through wgpudawn. All that differs between them is in this file."""
 
 import logging
 import os
@@ -56,14 +56,14 @@ class Provider:
         logging.getLogger(self.module.__name__).addFilter(self._hear)
 
     def adapters(self) -> list[Any]:
-        """The native adapters that can compute, in the library's order. OpenGL ones are left out: a stand-in for none."""
+        """The native adapters, in the library's order. OpenGL ones are left out: they cannot run what we have."""
         if self._adapters is None:
             found = self.module.gpu.enumerate_adapters_sync()
             self._adapters = [a for a in found if not a.info["backend_type"].startswith("OpenGL")]
         return self._adapters
 
     def device(self, adapter: Any, features: Sequence[str], limits: dict[str, int]) -> Any:
-        """A native device with these features and limits, without bounds checks where the library can: kernels prove theirs."""
+        """A native device with these features and limits, without bounds checks if possible: kernels prove theirs."""
         if self._extras is not None:
             return self._extras.request_device_sync(
                 adapter,

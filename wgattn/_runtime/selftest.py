@@ -26,7 +26,7 @@ def check_barriers(device: "Device") -> None:
     if not np.array_equal(found, expected):
         raise UnsupportedError(
             f"{device.profile.name} ({device.profile.driver}) fails wgattn's self-test of workgroup barriers: it gave "
-            f"{found.tolist()}, not {expected.tolist()}. Update the driver, or choose another adapter with WGATTN_ADAPTER"
+            f"{found.tolist()}, not {expected.tolist()}. Update the driver, or name another adapter in WGATTN_ADAPTER"
         )
 
 
