@@ -320,7 +320,7 @@ _TURNS: dict[str, tuple[Any, ...]] = {
 
 
 def _sample() -> Iterator[Case]:
-    """About 150 small cases: each option alone, then each edge, head dim, group and layout by turns, then some pairs."""
+    """About 150 small cases: each option alone, each edge, head dim, group and layout by turns, and some pairs."""
     dtypes, layouts = itertools.cycle(DTYPES), itertools.cycle(LAYOUTS[1:])
     for name, T in itertools.product(OPTIONS, (1, 33)):
         yield Case(B=2, T=T, S=35, K=2, G=2, H=16, Hv=16, dtype=next(dtypes), options=(name,))
