@@ -79,7 +79,7 @@ class Device:
             self.profile = replace(self.profile, subgroup_size=size if info.kind == "cpu" else None)
 
     def check_alive(self) -> None:
-        """Raise DeviceLostError once the device is gone, WgattnError in a forked child or for an error of earlier work."""
+        """Raise DeviceLostError once the device is gone, WgattnError in a fork or for an error of earlier work."""
         if self.pid != os.getpid():
             raise WgattnError(FORKED)
         if self.lost:
@@ -93,9 +93,16 @@ class Device:
             raise WgattnError(f"{self.profile.name} reported an error in earlier work: {text}")
 
     def submit(self, encoder: Any) -> None:
-        """Finish and submit. Raises DeviceLostError or WgattnError: an invalid submit never gives zeros."""
+        """Finish and submit. Raises DeviceLostError or WgattnError: an invalid submit never gives zeros.
+
+        wgpu-native ends the process at a submit whose buffers are mapped or whose device is lost: hence the lock, which
+        whoever maps a buffer that others can reach holds too, and the look at the loss just before.
+        """
         try:
-            self.native.queue.submit([encoder.finish()])
+            with self.lock:
+                commands = encoder.finish()
+                self.check_alive()
+                self.native.queue.submit([commands])
         except self.provider.module.GPUError as error:
             self.check_alive()
             raise WgattnError(f"{self.profile.name} refused a submit: {error}") from error
@@ -172,8 +179,8 @@ class Device:
             self.lost = self.lost or "destroyed"
 
     def _hear(self, text: str) -> None:
-        if "lost" in text.lower():
-            self.lost = self.lost or (text.strip().splitlines() or ["no reason given"])[-1]
+        if "lost" in text.lower():  # wgpu-py has no device.lost: its log says so, first without the reason
+            self.lost = " ".join(text.split()).rstrip("!").lower()
         else:
             self._errors.append(text)
 

@@ -140,7 +140,7 @@ class Memory:
             device.queue.write_buffer(native, 0, data)
             return
         if self._device.mappable:
-            native.map_async("WRITE", 0, data.nbytes).sync_wait()
+            _map(native, "WRITE", 0, data.nbytes)
             try:
                 native.write_mapped(data)
             finally:
@@ -153,7 +153,7 @@ class Memory:
             staging.unmap()
         encoder = device.create_command_encoder()
         encoder.copy_buffer_to_buffer(staging, 0, native, 0, data.nbytes)
-        device.queue.submit([encoder.finish()])
+        self._device.submit(encoder)
         self._staging.setdefault(("write", staging.size), []).append(staging)
 
     def download(self, native: Any, offset: int, nbytes: int) -> NDArray[np.uint8]:
@@ -161,19 +161,20 @@ class Memory:
         if self._device.mappable and nbytes > SMALL:
             start = offset // 8 * 8
             span = min(-(-(offset + nbytes - start) // 8) * 8, native.size - start)
-            return self._read_mapped(native, start, span)[offset - start : offset - start + nbytes]
-        device = self._device.native
+            self._device.wait()  # first, so that the lock is held for the copy alone
+            with self._device.lock:
+                return self._read_mapped(native, start, span)[offset - start : offset - start + nbytes]
         size = size_class(nbytes)
         staging = self._stage("read", size)
-        encoder = device.create_command_encoder()
+        encoder = self._device.native.create_command_encoder()
         encoder.copy_buffer_to_buffer(native, offset, staging, 0, nbytes)
-        device.queue.submit([encoder.finish()])
+        self._device.submit(encoder)
         found = self._read_mapped(staging, 0, nbytes)
         self._staging.setdefault(("read", size), []).append(staging)
         return found
 
     def _read_mapped(self, native: Any, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        native.map_async("READ", offset, nbytes).sync_wait()
+        _map(native, "READ", offset, nbytes)
         try:
             view = np.frombuffer(native.read_mapped(offset, nbytes, copy=False), np.uint8)
             found = view.copy()
@@ -194,7 +195,7 @@ class Memory:
                 pass
             else:
                 if way == "write":
-                    native.map_async("WRITE").sync_wait()
+                    _map(native, "WRITE", 0, size)
                 return native
         return self._device.native.create_buffer(size=size, usage=flags, mapped_at_creation=way == "write")
 
@@ -215,7 +216,7 @@ class Memory:
                     continue
                 profile = self._device.profile
                 raise OutOfDeviceMemoryError(
-                    f"{nbytes:,} bytes could not be had on {profile.name}: {self.reserved:,} are in use, and one buffer "
+                    f"{nbytes:,} bytes could not be had on {profile.name}: {self.reserved:,} are in use, one buffer "
                     f"may have {profile.limits.buffer_bytes:,}. Drop Arrays that are no longer needed. ({error})"
                 ) from error
             self.reserved += nbytes
@@ -226,6 +227,17 @@ class Memory:
         if self._poison_block.nbytes < nbytes:
             self._poison_block = np.full(nbytes, 0xFF, np.uint8)
         return self._poison_block[:nbytes]
+
+
+def _map(native: Any, mode: str, offset: int, nbytes: int) -> None:
+    """Map, and leave nothing mapped when the wait is interrupted: a later submit would end the process."""
+    promise = native.map_async(mode, offset, nbytes)
+    try:
+        promise.sync_wait()
+    except KeyboardInterrupt:
+        promise.sync_wait()
+        native.unmap()
+        raise
 
 
 def _bytes_of(key: int | TextureKey) -> int:

@@ -28,7 +28,7 @@ class Pipelines:
         self._pipelines: dict[Shader, Any] = {}
 
     def pipeline(self, shader: Shader) -> Any:
-        """The compiled pipeline. Raises UnsupportedError for a feature that the device lacks, WgattnError for bad code."""
+        """The compiled pipeline. Raises UnsupportedError for a feature that is not there, WgattnError for bad code."""
         found = self._pipelines.get(shader)
         if found is None:
             found = self._pipelines[shader] = self._make(shader)
