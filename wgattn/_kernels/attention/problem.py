@@ -95,7 +95,7 @@ class AttentionProblem:
     softcap: bool
     run_time_scale: bool
     segments: bool
-    rope: Literal["half", "interleaved"] | None
+    rope: Literal["half4", "half", "interleaved"] | None  # half4: pairs lie a multiple of four elements apart
     residual: np.dtype | None
     vectors: tuple[str, ...]  # operands whose rows can be read (or written) four elements at a time
     empty_rows: bool  # a row may keep no key: the kernel must be able to answer the mean of V
@@ -114,7 +114,7 @@ class AttentionProblem:
             "seg": self.segments,
             "cap": self.softcap,
             "sink": self.sinks,
-            "rope" + ("i" if self.rope == "interleaved" else ""): self.rope is not None,
+            "rope" + {"half4": "4", "interleaved": "i"}.get(self.rope or "", ""): self.rope is not None,
             "res" + (short_name(self.residual) if self.residual else ""): self.residual is not None,
             "qlen": self.query_lengths,
             "off": self.query_offset,
@@ -176,11 +176,17 @@ def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
         softcap=call.softcap is not None,
         run_time_scale="scale" in operands,
         segments=segments,
-        rope=None if call.rope is None else call.rope.style,
+        rope=None if call.rope is None else _rope_class(call.rope, head_dim),
         residual=call.residual,
         vectors=tuple(name for name in ("query", "key", "value", "out") if vectorized(operands[name])),
         empty_rows=_may_be_empty(call, operands, dense=bias is not None or "mask" in operands or segments),
     )
+
+
+def _rope_class(rope: Rope, head_dim: int) -> Literal["half4", "half", "interleaved"]:
+    if rope.style == "interleaved":
+        return "interleaved"
+    return "half4" if rope.rotated(head_dim) % 8 == 0 else "half"
 
 
 def _may_be_empty(call: Call, operands: Mapping[str, Operand], dense: bool) -> bool:

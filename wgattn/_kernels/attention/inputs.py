@@ -1,0 +1,246 @@
+"""The bindings and parameters that all attention kernels share, as one table for Python and WGSL, and how a call fills them.
+
+A launch serves a Box: ranges of both batch axes, of query rows and of keys. Operands are cut to the box; the numbers that place it in the whole
+call are parameters, so lengths, masks and residuals keep their absolute indices.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from wgattn._dtypes import float32, short_name
+from wgattn._kernels.attention.problem import ROW_OPERANDS, AttentionProblem, Call, scale_of
+from wgattn._kernels.kernel import Binding, Bytes, Copy, Operand, Parameters, Scalar, Scratch
+
+LOG2_E = 1.4426950408889634
+FAR = 1 << 30  # bounds beyond it are the same as unbounded, and adding two of them stays within int32
+
+_AXES = {"query": ("t", "n"), "key": ("s", "k"), "value": ("s", "k"), "out": ("t", "n")}
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What one launch serves: half-open ranges of B0, B1, T and S."""
+
+    b0: tuple[int, int]
+    b1: tuple[int, int]
+    t: tuple[int, int]
+    s: tuple[int, int]
+
+    @property
+    def batch(self) -> int:
+        return (self.b0[1] - self.b0[0]) * (self.b1[1] - self.b1[0])
+
+    @property
+    def rows(self) -> int:
+        return self.t[1] - self.t[0]
+
+
+def storage_element(dtype: np.dtype, quads: bool) -> str:
+    """The WGSL element type of an array that holds `dtype`; `quads`: four elements are read at a time."""
+    if dtype == float32:
+        return "vec4<f32>" if quads else "f32"
+    return "vec2<u32>" if quads else "u32"
+
+
+def row_names(problem: AttentionProblem, call_sources: tuple[str, ...]) -> tuple[str, ...]:
+    """The small run-time arrays of a problem, in the order in which they lie in `rows`."""
+    there = {
+        "query_lengths": problem.query_lengths,
+        "key_value_lengths": problem.keys.lengths,
+        "query_offset": problem.query_offset,
+        "sinks": problem.sinks,
+        "scale": problem.run_time_scale,
+        "query_segments": problem.segments,
+        "key_segments": problem.segments,
+    }
+    return (*(name for name in ROW_OPERANDS if there[name]), *call_sources)
+
+
+def bound_sources(problem: AttentionProblem) -> tuple[tuple[str | None, ...], ...]:
+    """For each bound, the name of the run-time operand it adds: bound0, bound1, … in order."""
+    count = 0
+    named = []
+    for clause in problem.keys.clauses:
+        names = []
+        for _, _, source in clause:
+            names.append(f"bound{count}" if source else None)
+            count += bool(source)
+        named.append(tuple(names))
+    return tuple(named)
+
+
+def source_names(problem: AttentionProblem) -> tuple[str, ...]:
+    return tuple(name for names in bound_sources(problem) for name in names if name)
+
+
+def bindings(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ...] = ()) -> tuple[Binding, ...]:
+    """The resources in binding order. A partial kernel writes float32 sums for the merge instead of out and residual."""
+    dtypes = {"query": problem.query_dtype, "key": problem.key_dtype, "value": problem.value_dtype}
+    found = []
+    for name, dtype in dtypes.items():
+        if name in unbuffered:
+            found.append(Binding(name, "texture", "rgba32float" if dtype == float32 else "rgba32uint"))
+        else:
+            found.append(Binding(name, "read", storage_element(dtype, name in problem.vectors)))
+    if partial:
+        found.append(Binding("partial", "write", "vec4<f32>"))
+    else:
+        found.append(Binding("out", "write", storage_element(problem.out_dtype, "out" in problem.vectors)))
+        if problem.residual is not None:
+            found.append(Binding("residual", "write", "f32"))
+    if problem.bias is not None:
+        found.append(Binding("bias", "read", "u32"))
+    if problem.mask:
+        found.append(Binding("mask", "read", "u32"))
+    if row_names(problem, source_names(problem)):
+        found.append(Binding("rows", "read", "u32"))
+    if problem.rope is not None and not {"query", "key"} <= set(unbuffered):
+        found.append(Binding("rope_tables", "read", "vec2<f32>"))
+    return tuple(found)
+
+
+def parameters(problem: AttentionProblem, unbuffered: tuple[str, ...] = (), extra: tuple[tuple[str, Scalar], ...] = ()) -> Parameters:
+    """The parameter struct: sizes, the box, strides of what is there, scalars, bounds, places in `rows`, then a family's own."""
+    fields: list[tuple[str, Scalar]] = [
+        (name, "u32")
+        for name in ("batch", "T", "T_all", "S", "N", "K", "G", "H", "Hv", "rows_all", "B1", "B1_all", "b0_first", "b1_first", "t_first", "key_first", "key_end", "parts", "part_first", "part_keys")
+    ]  # fmt: skip
+    for name, axes in _AXES.items():
+        if name not in unbuffered:
+            fields += [(f"{name}_{field}", "u32") for field in ("at", "b0", "b1", *axes)]
+    for name, there in (("bias", problem.bias is not None), ("mask", problem.mask)):
+        if there:
+            fields += [(f"{name}_{field}", "u32") for field in ("at", "b0", "b1", "n", "t", "s")]
+    fields.append(("scale", "f32"))
+    if problem.softcap:
+        fields.append(("softcap", "f32"))
+    if problem.rope is not None:
+        fields.append(("rope_pairs", "u32"))
+    for clause_index, clause in enumerate(problem.keys.clauses):
+        fields += [(f"bound_{clause_index}_{i}", "i32") for i in range(len(clause))]
+    for name in row_names(problem, source_names(problem)):
+        fields += [(f"{name}_at", "u32"), (f"{name}_step", "u32")]
+    return Parameters((*fields, *extra))
+
+
+def constants(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ...] = ()) -> tuple[tuple[str, object], ...]:
+    """What the shared hooks need to see when they are composed."""
+    dtypes = {"query": problem.query_dtype, "key": problem.key_dtype, "value": problem.value_dtype}
+    named = [short_name(dtype) for dtype in (*dtypes.values(), *([problem.bias] if problem.bias is not None else []))]
+    return (
+        ("problem", problem),
+        ("PARTIAL", partial),
+        ("UNBUFFERED", unbuffered),
+        ("HEAD_DIM", problem.head_dim),
+        ("VALUE_DIM", problem.value_dim),
+        ("names_16_bit", tuple(name for name in ("f16", "bf16") if name in named)),
+        ("out_name", short_name(problem.out_dtype)),
+        ("bias_name", "" if problem.bias is None else short_name(problem.bias)),
+        ("rows_read", tuple((n, short_name(d), "Hv" if n == "value" else "H") for n, d in dtypes.items())),
+        ("rows_placed", tuple((n, *axes) for n, axes in _AXES.items() if n not in unbuffered)),
+        ("row_names", row_names(problem, source_names(problem))),
+        ("rows_bound", bool(row_names(problem, source_names(problem)))),
+        ("bound_sources", bound_sources(problem)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the small run-time arrays lie: each name's first element and step a batch entry, and how they got there."""
+
+    places: Mapping[str, tuple[int, int]]
+    resource: Bytes | None
+    steps: tuple[Copy, ...]
+    scratch: Mapping[str, Scratch]
+
+
+def gather_rows(problem: AttentionProblem, operands: Mapping[str, Operand], batch: int) -> Rows:
+    """One array is bound where it lies; several are copied into one scratch buffer. Each is contiguous, for one or every batch entry."""
+    places, steps, at = {}, [], 0
+    names = row_names(problem, source_names(problem))
+    for name in names:
+        operand = operands[name]
+        count = int(np.prod(operand.shape))
+        per_entry = count if name == "sinks" or not operand.shape else count // operand.shape[0]
+        each = name != "sinks" and bool(operand.shape) and operand.shape[0] == batch and batch > 1
+        places[name] = (at, per_entry if each else 0)
+        steps.append(Copy(Bytes(name, 4 * operand.offset, 4 * count), "rows", 4 * at))
+        at += count
+    if not names:
+        return Rows({}, None, (), {})
+    if len(names) == 1:
+        (name,) = names
+        aligned = operands[name].offset // 64 * 64
+        places[name] = (operands[name].offset - aligned, places[name][1])
+        return Rows(places, Bytes(name, 4 * aligned, None), (), {})
+    return Rows(places, Bytes("rows"), tuple(steps), {"rows": Scratch(4 * at)})
+
+
+def cut(name: str, operand: Operand, box: Box) -> Operand:
+    """The part of an operand that a box touches. query, out: (B0, B1, T, N, ·); key, value: (B0, B1, S, K, ·); bias, mask: (B0, B1, N, T, S)."""
+    ranges = {0: box.b0, 1: box.b1}
+    if name in ("query", "out"):
+        ranges[2] = box.t
+    elif name in ("key", "value"):
+        ranges[2] = box.s
+    else:
+        ranges |= {3: box.t, 4: box.s}
+    shape, offset = list(operand.shape), operand.offset
+    for axis, (first, end) in ranges.items():
+        offset += first * operand.strides[axis]
+        shape[axis] = end - first
+    return Operand(operand.dtype, tuple(shape), operand.strides, offset)
+
+
+def bound_bytes(operand: Operand, name: str, alignment: int) -> tuple[Bytes, int]:
+    """The aligned byte range that holds what an operand touches, and the first element's index in it."""
+    first, end = operand.extent()
+    start = first * operand.itemsize // alignment * alignment
+    stop = -(-end * operand.itemsize // 4) * 4
+    width = 16 if operand.dtype == float32 else 8
+    stop = start + -(-(stop - start) // width) * width  # whole quads; buffers are padded to 16 bytes
+    return Bytes(name, start, stop - start), operand.offset - start // operand.itemsize
+
+
+def resources_and_values(
+    problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], box: Box, rows: Rows, alignment: int, unbuffered: tuple[str, ...] = ()
+) -> tuple[dict[str, Bytes | str], dict[str, float]]:
+    """What a launch over `box` binds, and the values of the shared parameters (without parts, which the plan sets)."""
+    query, key, value = operands["query"], operands["key"], operands["value"]
+    values: dict[str, float] = {
+        "batch": box.batch, "T": box.rows, "T_all": query.shape[2], "S": key.shape[2], "N": query.shape[3], "K": key.shape[3],
+        "G": query.shape[3] // key.shape[3], "H": query.shape[4], "Hv": value.shape[4],
+        "rows_all": query.shape[0] * query.shape[1] * query.shape[2] * query.shape[3], "B1": box.b1[1] - box.b1[0], "B1_all": query.shape[1],
+        "b0_first": box.b0[0], "b1_first": box.b1[0], "t_first": box.t[0], "key_first": box.s[0], "key_end": box.s[1],
+    }  # fmt: skip
+    resources: dict[str, Bytes | str] = {}
+    for name, axes in _AXES.items():
+        if name in unbuffered:
+            continue
+        part = cut(name, operands[name], box)
+        resources[name], at = bound_bytes(part, name, alignment)
+        strides = zip(("b0", "b1", *axes), part.strides, strict=False)
+        values |= {f"{name}_at": at} | {f"{name}_{axis}": stride % 2**32 for axis, stride in strides}
+    for name in ("bias", "mask"):
+        if name in operands:
+            part = cut(name, operands[name], box)
+            resources[name], at = bound_bytes(part, name, alignment)
+            strides = zip(("b0", "b1", "n", "t", "s"), part.strides, strict=True)
+            values |= {f"{name}_at": at} | {f"{name}_{axis}": stride % 2**32 for axis, stride in strides}
+    # Logits are in base 2 unless a bias is added (see hooks.wgsl); a cap needs them natural until it is applied.
+    folded = problem.bias is None and not problem.softcap
+    values["scale"] = scale_of(call, query.shape[4]) * (LOG2_E if folded else 1.0)
+    if problem.softcap:
+        values["softcap"] = call.softcap or 0.0
+    if call.rope is not None:
+        values["rope_pairs"] = call.rope.rotated(query.shape[4]) // 2
+        resources["rope_tables"] = Bytes("rope_tables")
+    for clause_index, clause in enumerate(call.clauses):
+        values |= {f"bound_{clause_index}_{i}": max(-FAR, min(FAR, bound.addend)) for i, bound in enumerate(clause)}
+    for name, (at, step) in rows.places.items():
+        values |= {f"{name}_at": at, f"{name}_step": step}
+    if rows.resource is not None:
+        resources["rows"] = rows.resource
+    return resources, values

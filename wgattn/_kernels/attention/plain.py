@@ -1,0 +1,61 @@
+"""Plain: a workgroup a (head, query). It takes what nothing else takes, and is the row of the benchmark that the others must beat."""
+
+from collections.abc import Mapping
+
+from wgattn._kernels.attention.inputs import Box, bindings, constants, parameters
+from wgattn._kernels.attention.launches import plan_buffers
+from wgattn._kernels.attention.naming import variant_name
+from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant
+from wgattn._runtime.profile import DeviceProfile
+
+name = "plain"
+WORKGROUP = 64
+
+
+def workgroup_bytes() -> int:
+    """A weight and a scratch value a thread."""
+    return 2 * WORKGROUP * 4
+
+
+def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
+    return SUPPORTED
+
+
+def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
+    return Variant(
+        family=name,
+        name=variant_name(name, problem, partial),
+        template="attention/plain.wgsl",
+        constants=(
+            *constants(problem, partial),
+            ("WORKGROUP", WORKGROUP),
+            ("CHUNKS", -(-problem.value_dim // 4 // WORKGROUP)),
+        ),
+        bindings=bindings(problem, partial),
+        parameters=parameters(problem),
+        workgroup_bytes=workgroup_bytes(),
+        reason="nothing faster takes this problem on this device",
+    )
+
+
+def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
+    heads = operands["query"].shape[3]
+
+    def workgroups(box: Box) -> int:
+        return box.batch * box.rows * heads
+
+    return plan_buffers(
+        problem, call, operands, profile, lambda partial: variant(problem, profile, partial), workgroups, max_keys=_max_keys(problem, profile)
+    )
+
+
+def _max_keys(problem: AttentionProblem, profile: DeviceProfile) -> int | None:
+    """How many keys fit in the loop turns an invocation has: a tile of WORKGROUP keys loops over H, over the tile, and reduces twice."""
+    turns = profile.limits.loop_turns
+    if turns is None:
+        return None
+    chunks = -(-problem.value_dim // 4 // WORKGROUP)
+    a_tile = problem.head_dim // 4 + WORKGROUP * (1 + chunks) + 2 * 7 + chunks + 1
+    left = turns - 1024
+    return max(left // a_tile, 1) * WORKGROUP

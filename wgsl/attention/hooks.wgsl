@@ -1,0 +1,441 @@
+{# What every attention kernel shares: where rows lie, which keys a row keeps, what a logit is, how a row ends.
+   Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL. Operands that are textures, or not bound at all, are named in UNBUFFERED. #}
+{% import "shared/elements.wgsl" as elements %}
+const LOG2_E: f32 = 1.4426950408889634;
+const LN_2: f32 = 0.6931471805599453;
+// A logit that no kept key has: kept logits are never below LOWEST_KEPT, so nothing here depends on infinities.
+const MASKED: f32 = -3.4028234663852886e38;
+const LOWEST_KEPT: f32 = -3.4028232635611926e38;
+// The residual of a row that keeps no key: -0.7 times the largest float32.
+const EMPTY_RESIDUAL: f32 = -2.3819763434698045e38;
+const FAR: i32 = 1073741824;
+{# Logits are kept in base 2, unless a bias is added: log2(e) times a large finite bias could overflow. #}
+{% set natural = problem.bias is not none %}
+
+%% for dtype in names_16_bit
+{{ elements.unpack_pair(dtype) }}
+%% endfor
+%% if out_name != "f32" and not PARTIAL
+{{ elements.pack_pair(out_name) }}
+%% endif
+
+%% for name, dtype, live in rows_read
+%% if name not in UNBUFFERED
+{{ elements.element_reader(name, dtype, name in problem.vectors) }}
+
+{{ elements.row_reader(name, dtype, name in problem.vectors, "parameters." + live, problem.exact_dims) }}
+
+%% endif
+%% endfor
+%% if not PARTIAL
+{{ elements.row_writer("out", out_name, "out" in problem.vectors, "parameters.Hv") }}
+%% endif
+
+// Where the work of one launch sits in the whole call: a launch serves a box of batch entries, query rows and keys.
+fn batch_of(b: u32) -> u32 {
+    return (parameters.b0_first + b / parameters.B1) * parameters.B1_all + parameters.b1_first + b % parameters.B1;
+}
+
+fn row_of(b: u32, t: u32, n: u32) -> u32 {
+    return (batch_of(b) * parameters.T_all + parameters.t_first + t) * parameters.N + n;
+}
+
+%% for name, inner, outer in rows_placed
+fn {{ name }}_row(b: u32, {{ inner }}: u32, {{ outer }}: u32) -> u32 {
+    return parameters.{{ name }}_at + (b / parameters.B1) * parameters.{{ name }}_b0 + (b % parameters.B1) * parameters.{{ name }}_b1
+        + {{ inner }} * parameters.{{ name }}_{{ inner }} + {{ outer }} * parameters.{{ name }}_{{ outer }};
+}
+
+%% endfor
+%% if problem.rope is not none
+// cos and sin at a position, for one pair of elements. A position's digits (4096 · 1024 · 1024) each have a table; the last is signed.
+fn rotation(position: i32, pair: u32) -> vec2f {
+    let bits = bitcast<u32>(position);
+    var turn = rope_tables[(bits & 4095u) * parameters.rope_pairs + pair];
+    if (bits > 4095u) {
+        turn = turned(turn, rope_tables[(4096u + ((bits >> 12u) & 1023u)) * parameters.rope_pairs + pair]);
+        if ((bits >> 22u) != 0u) {
+            turn = turned(turn, rope_tables[(5120u + (bits >> 22u)) * parameters.rope_pairs + pair]);
+        }
+    }
+    return turn;
+}
+
+fn turned(a: vec2f, b: vec2f) -> vec2f {
+    return vec2f(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x);
+}
+
+%% for name in ("query", "key")
+%% if name not in UNBUFFERED
+fn load_{{ name }}_rotated(row: u32, chunk: u32, position: i32) -> vec4f {
+    let plain = load_{{ name }}(row, chunk);
+    let first = 4u * chunk;
+    let pairs = parameters.rope_pairs;
+    if (first >= 2u * pairs) {
+        return plain;
+    }
+%% if problem.rope == "interleaved"
+    let a = rotation(position, 2u * chunk);
+    let xy = vec2f(plain.x * a.x - plain.y * a.y, plain.x * a.y + plain.y * a.x);
+    if (2u * chunk + 1u >= pairs) {
+        return vec4f(xy, plain.zw);
+    }
+    let b = rotation(position, 2u * chunk + 1u);
+    return vec4f(xy, plain.z * b.x - plain.w * b.y, plain.z * b.y + plain.w * b.x);
+%% elif problem.rope == "half4"
+    let upper = first >= pairs;
+    let pair = select(first, first - pairs, upper);
+    let other = load_{{ name }}(row, select(chunk + pairs / 4u, chunk - pairs / 4u, upper));
+    let a = rotation(position, pair);
+    let b = rotation(position, pair + 1u);
+    let c = rotation(position, pair + 2u);
+    let d = rotation(position, pair + 3u);
+    let sines = vec4f(a.y, b.y, c.y, d.y);
+    return plain * vec4f(a.x, b.x, c.x, d.x) + select(-sines, sines, upper) * other;
+%% else
+    var four = plain;
+    for (var i = 0u; i < 4u; i++) {
+        let element = first + i;
+        if (element < 2u * pairs) {
+            let upper = element >= pairs;
+            let pair = select(element, element - pairs, upper);
+            let other = element_{{ name }}(row + select(element + pairs, element - pairs, upper));
+            let turn = rotation(position, pair);
+            four[i] = plain[i] * turn.x + select(-turn.y, turn.y, upper) * other;
+        }
+    }
+    return four;
+%% endif
+}
+
+%% endif
+%% endfor
+%% endif
+%% if rows_bound
+// The small run-time arrays of a call lie one after another in `rows`; a step of 0 serves every batch entry alike.
+%% for name in row_names
+fn row_{{ name }}(b: u32, index: u32) -> u32 {
+    return rows[parameters.{{ name }}_at + batch_of(b) * parameters.{{ name }}_step + index];
+}
+
+%% endfor
+%% endif
+fn query_length(b: u32) -> u32 {
+%% if problem.query_lengths
+    return u32(clamp(bitcast<i32>(row_query_lengths(b, 0u)), 0, i32(parameters.T_all)));
+%% else
+    return parameters.T_all;
+%% endif
+}
+
+fn key_length(b: u32) -> i32 {
+%% if problem.keys.lengths
+    return clamp(bitcast<i32>(row_key_value_lengths(b, 0u)), 0, i32(parameters.S));
+%% else
+    return i32(parameters.S);
+%% endif
+}
+
+// Where query row t sits among the keys, before any mask's own offset.
+fn position_of(b: u32, t: u32) -> i32 {
+%% if problem.query_offset
+    return i32(parameters.t_first + t) + clamp(bitcast<i32>(row_query_offset(b, 0u)), -FAR, FAR);
+%% else
+    return i32(parameters.t_first + t);
+%% endif
+}
+
+// The keys that one row may keep: [first, end), and where two clauses are joined [also_first, also_end).
+struct Kept {
+    first: i32,
+    end: i32,
+%% if problem.keys.clauses | length > 1
+    also_first: i32,
+    also_end: i32,
+%% endif
+}
+
+%% for clause in problem.keys.clauses
+{% set clause_index = loop.index0 %}
+fn clause_{{ clause_index }}(b: u32, p: i32) -> vec2i {
+    var first = 0;
+    var end = key_length(b);
+%% for side, kind, source in clause
+{% set field = "bound_" ~ clause_index ~ "_" ~ loop.index0 %}
+{% set added = "parameters." ~ field %}
+%% if source
+    let {{ field }} = {{ added }} + clamp(bitcast<i32>(row_{{ bound_sources[clause_index][loop.index0] }}(b, 0u)), -FAR, FAR);
+%% else
+    let {{ field }} = {{ added }};
+%% endif
+%% if kind == "chunk"
+    let chunk_{{ loop.index0 }} = floor_multiple(p, {{ field }});
+%% if side == "lower"
+    first = max(first, chunk_{{ loop.index0 }});
+%% else
+    end = min(end, chunk_{{ loop.index0 }} + {{ field }});
+%% endif
+%% else
+{% set edge = "p + " ~ field if kind == "diagonal" else field %}
+%% if side == "lower"
+    first = max(first, {{ edge }});
+%% else
+    end = min(end, {{ edge }} + 1);
+%% endif
+%% endif
+%% endfor
+    return vec2i(first, max(first, end));
+}
+
+%% endfor
+// The greatest multiple of `size` that is at most p, for negative p too.
+fn floor_multiple(p: i32, size: i32) -> i32 {
+    return p - (p % size + size) % size;
+}
+
+// Row t's kept keys over the whole call.
+fn kept_keys(b: u32, t: u32) -> Kept {
+    let p = position_of(b, t);
+    let a = clause_0(b, p);
+%% if problem.keys.clauses | length > 1
+    let c = clause_1(b, p);
+    if (parameters.t_first + t >= query_length(b)) {
+        return Kept(0, 0, 0, 0);
+    }
+    return Kept(a.x, a.y, c.x, c.y);
+%% else
+    if (parameters.t_first + t >= query_length(b)) {
+        return Kept(0, 0);
+    }
+    return Kept(a.x, a.y);
+%% endif
+}
+
+// Every bound grows with the row, so a block of rows keeps nothing outside [first of its first row, end of its last row).
+// The answer is clipped to keys [from, to) and is empty (x = y) where they do not meet.
+fn block_keys(b: u32, t_first: u32, t_last: u32, from_key: u32, to_key: u32) -> vec2u {
+    let low = position_of(b, t_first);
+    let high = position_of(b, t_last);
+    var first = clause_0(b, low).x;
+    var end = clause_0(b, high).y;
+%% if problem.keys.clauses | length > 1
+    first = min(first, clause_1(b, low).x);
+    end = max(end, clause_1(b, high).y);
+%% endif
+%% if problem.query_lengths
+    if (parameters.t_first + t_first >= query_length(b)) {
+        end = 0;
+    }
+%% endif
+    let clipped = max(first, i32(from_key));
+    return vec2u(u32(clipped), u32(max(clipped, min(end, i32(to_key)))));
+}
+
+fn in_range(kept: Kept, s: i32) -> bool {
+%% if problem.keys.clauses | length > 1
+    return (s >= kept.first && s < kept.end) || (s >= kept.also_first && s < kept.also_end);
+%% else
+    return s >= kept.first && s < kept.end;
+%% endif
+}
+
+fn range_is_empty(kept: Kept) -> bool {
+%% if problem.keys.clauses | length > 1
+    return kept.first >= kept.end && kept.also_first >= kept.also_end;
+%% else
+    return kept.first >= kept.end;
+%% endif
+}
+
+%% if problem.softcap
+// tanh to 1e-7 relative: a series near 0, where the built-in one is off by 6e-5, and exp elsewhere.
+fn tanh_exact(x: f32) -> f32 {
+    let a = abs(x);
+    let square = x * x;
+    let small = x * (1.0 + square * (-0.33333334 + square * (0.13333334 + square * (-0.053968254 + square * (0.021869488 + square * -0.008863236)))));
+    let square_ratio = exp2(-2.0 * LOG2_E * a);
+    let large = sign(x) * (1.0 - square_ratio) / (1.0 + square_ratio);
+    return select(large, small, a < 0.3);
+}
+
+%% endif
+// What a query row is multiplied by as it is read.
+fn query_scale(b: u32) -> f32 {
+%% if problem.run_time_scale
+    return parameters.scale * bitcast<f32>(row_scale(b, 0u));
+%% else
+    return parameters.scale;
+%% endif
+}
+
+// The logit of key s for row t from the scaled product q · k: softcap, bias, masks, in that order. MASKED where the key is not kept.
+fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept) -> f32 {
+    var x = product;
+    var keep = in_range(kept, i32(s));
+%% if problem.softcap
+    x = parameters.softcap * tanh_exact(x / parameters.softcap);
+%% if not natural
+    x *= LOG2_E;
+%% endif
+%% endif
+%% if problem.dense
+    if (!keep) {
+        return MASKED;
+    }
+%% endif
+%% if problem.bias is not none
+    let bias_at = bias_row(b, n, t) + (s - parameters.key_first) * parameters.bias_s;
+%% if bias_name == "f32"
+    let bias_bits = bias[bias_at];
+    keep = keep && bias_bits != 0xff800000u;
+    x += bitcast<f32>(bias_bits);
+%% else
+    let bias_bits = (bias[bias_at / 2u] >> (16u * (bias_at % 2u))) & 0xffffu;
+    keep = keep && bias_bits != {{ "0xfc00u" if bias_name == "f16" else "0xff80u" }};
+    x += unpack_{{ bias_name }}(bias_bits).x;
+%% endif
+    x = select(x, LOWEST_KEPT, x < LOWEST_KEPT);
+%% endif
+%% if problem.mask
+    let mask_at = mask_row(b, n, t) + (s - parameters.key_first) * parameters.mask_s;
+    keep = keep && ((mask[mask_at / 4u] >> (8u * (mask_at % 4u))) & 0xffu) != 0u;
+%% endif
+%% if problem.segments
+    keep = keep && row_query_segments(b, parameters.t_first + t) == row_key_segments(b, s);
+%% endif
+    return select(MASKED, x, keep);
+}
+
+%% if problem.bias is not none
+fn bias_row(b: u32, n: u32, t: u32) -> u32 {
+    return parameters.bias_at + (b / parameters.B1) * parameters.bias_b0 + (b % parameters.B1) * parameters.bias_b1
+        + n * parameters.bias_n + t * parameters.bias_t;
+}
+
+%% endif
+%% if problem.mask
+fn mask_row(b: u32, n: u32, t: u32) -> u32 {
+    return parameters.mask_at + (b / parameters.B1) * parameters.mask_b0 + (b % parameters.B1) * parameters.mask_b1
+        + n * parameters.mask_n + t * parameters.mask_t;
+}
+
+%% endif
+// exp of a difference of logits, both in this kernel's base; `top` is at least x.
+fn decay(x: f32, top: f32) -> f32 {
+%% if natural
+    return exp2((x - top) * LOG2_E);
+%% else
+    return exp2(x - top);
+%% endif
+}
+
+// The weight of a key: 0 for one that is not kept, whatever `top` is.
+fn weight(x: f32, top: f32) -> f32 {
+    return select(decay(x, top), 0.0, x == MASKED);
+}
+
+// How a row ends: its sums are multiplied by `factor`; or it is zero; or it keeps no key and is the mean of V.
+struct RowEnd {
+    factor: f32,
+    residual: f32,
+    zero: bool,
+    empty: bool,
+}
+
+fn row_end(top: f32, total: f32, b: u32, t: u32, n: u32) -> RowEnd {
+    let past = parameters.t_first + t >= query_length(b);
+    let none = total == 0.0;
+%% if problem.sinks
+    // The sink joins the sum once, and adds no value.
+    let natural_sink = bitcast<f32>(rows[parameters.sinks_at + n]);
+%% if natural
+    let sink = natural_sink;
+%% else
+    let sink = natural_sink * LOG2_E;
+%% endif
+    let high = max(top, sink);
+    let with_sink = total * decay(top, high) + decay(sink, high);
+    if (past || none) {
+        return RowEnd(0.0, natural_sink, true, false);
+    }
+    return RowEnd(decay(top, high) / with_sink, natural_log(high, with_sink), false, false);
+%% else
+    if (past || none) {
+        return RowEnd(0.0, EMPTY_RESIDUAL, past, !past);
+    }
+    return RowEnd(1.0 / total, natural_log(top, total), false, false);
+%% endif
+}
+
+fn natural_log(top: f32, total: f32) -> f32 {
+%% if natural
+    return top + log(total);
+%% else
+    return (top + log2(total)) * LN_2;
+%% endif
+}
+
+%% if problem.empty_rows and "value" not in UNBUFFERED
+// Elements 4 · chunk … of the sum of V over keys [first, end); eight keys a turn, since Mesa counts loop turns.
+fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32) -> vec4f {
+    var sum = vec4f();
+    for (var s = first; s < end; s += 8u) {
+        var eight = vec4f();
+        for (var i = 0u; i < 8u; i++) {
+            if (s + i < end) {
+                eight += load_value(value_row(b, s + i - parameters.key_first, k), chunk);
+            }
+        }
+        sum += eight;
+    }
+    return sum;
+}
+
+%% endif
+
+%% if PARTIAL
+// A part's sums of one row, for the merge: value_dim elements and then (top, total).
+fn partial_row(part: u32, b: u32, t: u32, n: u32) -> u32 {
+    return ((parameters.part_first + part) * parameters.rows_all + row_of(b, t, n)) * (VALUE_DIM / 4u + 1u);
+}
+
+fn finish_row(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32) {
+    partial[partial_row(part, b, t, n) + VALUE_DIM / 4u] = vec4f(top, total, 0.0, 0.0);
+}
+%% if "value" not in UNBUFFERED
+
+fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f) {
+    var four = sum;
+%% if problem.empty_rows
+    // A row that keeps no key at all is the mean of V, so its parts hand on their share of the sum.
+    if (total == 0.0{{ "" if problem.dense else " && range_is_empty(kept_keys(b, t))" }}) {
+        let first = parameters.key_first + part * parameters.part_keys;
+        four = value_sum(b, n / parameters.G, chunk, first, min(first + parameters.part_keys, parameters.key_end));
+    }
+%% endif
+    partial[partial_row(part, b, t, n) + chunk] = four;
+}
+%% endif
+%% else
+fn finish_row(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32) {
+%% if problem.residual is not none
+    residual[row_of(b, t, n)] = row_end(top, total, b, t, n).residual;
+%% endif
+}
+%% if "value" not in UNBUFFERED
+
+fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f) {
+    let end = row_end(top, total, b, t, n);
+    var four = sum * end.factor;
+    if (end.zero) {
+        four = vec4f();
+    }
+%% if problem.empty_rows
+    if (end.empty) {
+        four = value_sum(b, n / parameters.G, chunk, 0u, parameters.S) / f32(parameters.S);
+    }
+%% endif
+    store_out(out_row(b, t, n), chunk, four);
+}
+%% endif
+%% endif

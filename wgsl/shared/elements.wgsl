@@ -1,0 +1,124 @@
+{# Macros: how rows of elements are read and written. Every reader answers f32, whatever is stored.
+   `quads`: four consecutive elements start at a multiple of four, so one wide access serves them. #}
+
+{# The element type of the storage array that holds `dtype`: kept in step with storage_element() in inputs.py. #}
+{% macro unpack_pair(dtype) -%}
+{# Two values of a 16-bit type from one word. #}
+%% if dtype == "f16"
+fn unpack_f16(word: u32) -> vec2f {
+    return unpack2x16float(word);
+}
+%% elif dtype == "bf16"
+fn unpack_bf16(word: u32) -> vec2f {
+    return vec2f(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
+}
+%% endif
+{%- endmacro %}
+
+{% macro pack_pair(dtype) -%}
+%% if dtype == "f16"
+fn pack_f16(pair: vec2f) -> u32 {
+    return pack2x16float(pair);
+}
+%% elif dtype == "bf16"
+// Round to nearest even; a NaN keeps a payload bit, so that rounding cannot turn it into infinity.
+fn round_bf16(value: f32) -> u32 {
+    let bits = bitcast<u32>(value);
+    let rounded = (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
+    return select(rounded, (bits >> 16u) | 0x40u, (bits & 0x7fffffffu) > 0x7f800000u);
+}
+
+fn pack_bf16(pair: vec2f) -> u32 {
+    return round_bf16(pair.x) | (round_bf16(pair.y) << 16u);
+}
+%% endif
+{%- endmacro %}
+
+{# Elements 4 · chunk to 4 · chunk + 3 of the row that starts at element `row`; zero from element `live` on. #}
+{% macro row_reader(name, dtype, quads, live, exact) -%}
+fn load_{{ name }}(row: u32, chunk: u32) -> vec4f {
+%% if not exact
+    let first = 4u * chunk;
+    if (first >= {{ live }}) {
+        return vec4f();
+    }
+%% endif
+%% if quads and dtype == "f32"
+    return {{ name }}[row / 4u + chunk];
+%% elif quads
+    let words = {{ name }}[row / 4u + chunk];
+    return vec4f(unpack_{{ dtype }}(words.x), unpack_{{ dtype }}(words.y));
+%% elif exact
+    let at = row + 4u * chunk;
+    return vec4f(element_{{ name }}(at), element_{{ name }}(at + 1u), element_{{ name }}(at + 2u), element_{{ name }}(at + 3u));
+%% else
+    let at = row + first;
+    let left = {{ live }} - first;
+    var four = vec4f(element_{{ name }}(at), 0.0, 0.0, 0.0);
+    if (left > 1u) {
+        four.y = element_{{ name }}(at + 1u);
+    }
+    if (left > 2u) {
+        four.z = element_{{ name }}(at + 2u);
+    }
+    if (left > 3u) {
+        four.w = element_{{ name }}(at + 3u);
+    }
+    return four;
+%% endif
+}
+{%- endmacro %}
+
+{# One element, at an index that counts elements from the binding's start. #}
+{% macro element_reader(name, dtype, quads) -%}
+fn element_{{ name }}(index: u32) -> f32 {
+%% if dtype == "f32"
+%% if quads
+    return {{ name }}[index / 4u][index % 4u];
+%% else
+    return {{ name }}[index];
+%% endif
+%% else
+%% if quads
+    let word = {{ name }}[index / 4u][(index / 2u) % 2u];
+%% else
+    let word = {{ name }}[index / 2u];
+%% endif
+    return unpack_{{ dtype }}(word)[index % 2u];
+%% endif
+}
+{%- endmacro %}
+
+{# Elements 4 · chunk to 4 · chunk + 3 of a row whose first element stands at the start of a word; none past `live`. #}
+{% macro row_writer(name, dtype, quads, live) -%}
+fn store_{{ name }}(row: u32, chunk: u32, four: vec4f) {
+    let first = 4u * chunk;
+    if (first >= {{ live }}) {
+        return;
+    }
+%% if quads and dtype == "f32"
+    {{ name }}[row / 4u + chunk] = four;
+%% elif quads
+    {{ name }}[row / 4u + chunk] = vec2u(pack_{{ dtype }}(four.xy), pack_{{ dtype }}(four.zw));
+%% elif dtype == "f32"
+    let left = {{ live }} - first;
+    let at = row + first;
+    {{ name }}[at] = four.x;
+    if (left > 1u) {
+        {{ name }}[at + 1u] = four.y;
+    }
+    if (left > 2u) {
+        {{ name }}[at + 2u] = four.z;
+    }
+    if (left > 3u) {
+        {{ name }}[at + 3u] = four.w;
+    }
+%% else
+    let word = row / 2u + 2u * chunk;
+    {{ name }}[word] = pack_{{ dtype }}(four.xy);
+    if ({{ live }} - first > 2u) {
+        {{ name }}[word + 1u] = pack_{{ dtype }}(four.zw);
+    }
+%% endif
+}
+{%- endmacro %}
