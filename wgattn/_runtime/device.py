@@ -65,7 +65,7 @@ class Device:
         self._errors: list[str] = []
         self._queries: Any = None
         self.native = provider.device(adapter, features, limits)
-        self.mappable = "mappable-primary-buffers" in features
+        self.mappable = provider.mapping_feature in features
         self.profile = _profile(provider, adapter, info, features, limits, override)
         self.memory, self.pipelines = Memory(self), Pipelines(self)
         usage = provider.module.BufferUsage
@@ -214,15 +214,13 @@ def requested_limits(adapter: dict[str, int], wanted: Limits | None) -> dict[str
 
 
 def _features(provider: Provider, adapter: Any, kind: Kind, override: ProfileOverride) -> list[str]:
-    wanted = ["timestamp-query"]
+    wanted = ["timestamp-query", "implicit-device-synchronization"]  # Dawn is not safe from many threads without it
     if override.f16 is not False:
         wanted.append("shader-f16")
     if override.subgroups is not False:
         wanted += [provider.subgroup_feature, providers.MATRIX_FEATURE]
-    if kind == "cpu":
-        wanted.append(
-            "mappable-primary-buffers"
-        )  # its memory is the host's: bytes go in and out without a staging copy
+    if kind == "cpu":  # its memory is the host's: bytes go in and out without a staging copy
+        wanted.append(provider.mapping_feature)
     return [name for name in wanted if name in adapter.features]
 
 

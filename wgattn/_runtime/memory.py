@@ -158,7 +158,7 @@ class Memory:
 
     def download(self, native: Any, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """A copy of `nbytes` bytes at `offset`, both multiples of 4, after all that was submitted before."""
-        if self._device.mappable and nbytes > SMALL:
+        if self._device.mappable:
             start = offset // 8 * 8
             span = min(-(-(offset + nbytes - start) // 8) * 8, native.size - start)
             self._device.wait()  # first, so that the lock is held for the copy alone

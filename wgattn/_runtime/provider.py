@@ -50,6 +50,7 @@ class Provider:
 
             self.module = wgpu
         self.subgroup_feature = "subgroups" if name == "dawn" else "subgroup"
+        self.mapping_feature = "buffer-map-extended-usages" if name == "dawn" else "mappable-primary-buffers"
         self._adapters: list[Any] | None = None
         # called with each error that the library can only log: a loss, or an error between two calls
         self.listener: Callable[[str], None] | None = None
