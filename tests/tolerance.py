@@ -1,30 +1,8 @@
 """How far a result may be from the float64 reference, and the comparison that every test of values uses."""
 
-from dataclasses import dataclass
-
-import ml_dtypes
 import numpy as np
 
-LONG = 4096  # above so many keys float32 is allowed more
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """‖out − reference‖ / ‖reference‖ over a call, and max|out − reference| on unit-normal data."""
-
-    norm: float
-    most: float
-
-
-def tolerance(dtype: np.dtype | type, S: int = 1, gradient: bool = False) -> Tolerance:
-    """The contract's tolerance for results of `dtype` over S keys; gradients are allowed twice as much."""
-    rows = {
-        np.dtype(np.float32): Tolerance(5e-6, 5e-5) if S > LONG else Tolerance(2e-6, 2e-5),
-        np.dtype(np.float16): Tolerance(1e-3, 2e-3),
-        np.dtype(ml_dtypes.bfloat16): Tolerance(8e-3, 2e-2),
-    }
-    row = rows[np.dtype(dtype)]
-    return Tolerance(2 * row.norm, 2 * row.most) if gradient else row
+from wgattn._reference import RESIDUAL_TOLERANCE, tolerance
 
 
 def check(
@@ -60,7 +38,7 @@ def check_residual(residual: np.ndarray, reference: np.ndarray) -> None:
     assert np.asarray(residual).dtype == np.float32, f"the residual is {np.asarray(residual).dtype}, not float32"
     given, right = _finite(residual, reference)
     off = np.abs(given - right)
-    bound = np.maximum(1e-5, np.abs(np.spacing(right.astype(np.float32))))
+    bound = np.maximum(RESIDUAL_TOLERANCE, np.abs(np.spacing(right.astype(np.float32))))
     if (off > bound).any():
         worst = np.unravel_index((off / bound).argmax(), off.shape)
         raise AssertionError(f"residual at {tuple(int(i) for i in worst)} is {given[worst]!r} for {right[worst]!r}")

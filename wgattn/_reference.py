@@ -26,6 +26,29 @@ class Result:
     residual: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """‖out − reference‖ / ‖reference‖ over a call, and max|out − reference| on unit-normal data."""
+
+    norm: float
+    most: float
+
+
+RESIDUAL_TOLERANCE = 1e-5  # absolute, of a float32 residual
+LONG = 4096  # above so many keys float32 is allowed more
+
+
+def tolerance(dtype: Any, S: int = 1, gradient: bool = False) -> Tolerance:
+    """How far a result of `dtype` (float32, float16 or bfloat16) over S keys may be off; gradients twice as far."""
+    rows = {
+        "float32": Tolerance(5e-6, 5e-5) if S > LONG else Tolerance(2e-6, 2e-5),
+        "float16": Tolerance(1e-3, 2e-3),
+        "bfloat16": Tolerance(8e-3, 2e-2),
+    }
+    row = rows[np.dtype(dtype).name]
+    return Tolerance(2 * row.norm, 2 * row.most) if gradient else row
+
+
 class RopeRule(Protocol):
     """What `attention` reads of a rotary embedding; `wgattn.nn.Rope` is one."""
 

@@ -9,10 +9,9 @@ import wgattn
 from tests.cases import DTYPES, GRID, SAMPLE, Case, make
 from tests.tolerance import check, check_residual
 from wgattn import UnsupportedError, nn
+from wgattn._kernels.attention.choose import IMPLEMENTATIONS
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("poisoned")]
-
-FAMILIES = ("flash_matrix", "decode", "decode_lanes", "flash_rows", "flash_tiled", "plain")
 
 # What a family may refuse, by the words of its reason. A refusal of anything else fails.
 REFUSALS = {
@@ -58,7 +57,7 @@ def test_sample(case: Case):
     attend(case)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", IMPLEMENTATIONS)
 @pytest.mark.parametrize("case", SAMPLE[::7], ids=named)
 def test_families(case: Case, family: str):
     attend_or_refuse(case, family)
@@ -73,7 +72,7 @@ def test_grid(case: Case):
 @pytest.mark.grid
 @pytest.mark.parametrize(
     ("family", "case"),
-    [(family, case) for start, family in enumerate(FAMILIES) for case in GRID[start :: len(FAMILIES)]],
+    [(family, case) for start, family in enumerate(IMPLEMENTATIONS) for case in GRID[start :: len(IMPLEMENTATIONS)]],
     ids=lambda given: given if isinstance(given, str) else given.name,
 )
 def test_grid_of_families(family: str, case: Case):
