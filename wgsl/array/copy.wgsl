@@ -10,7 +10,7 @@ fn element(source_at: u32) -> u32 {
 }
 %% else
 {{ elements.load("source", source_dtype) }}
-{{ elements.cast(elements.register(source_dtype), result_dtype) }}
+{{ elements.cast("cast", elements.register(source_dtype), result_dtype) }}
 {{ elements.store(result_dtype) }}
 fn element(source_at: u32) -> u32 {
     return encode(cast(load_source(source_at)));

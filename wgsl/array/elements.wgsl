@@ -1,7 +1,7 @@
 {#
 Elements of arrays that are bound as words. `load(name, dtype)` makes `load_name(index)`; `store(dtype)` makes `encode(value)`, the bits
-of one element; `convert(value, from, to)` is an expression between the registers f32, i32, u32 and bool. All of it is integer
-arithmetic, so that NaN, subnormals and ties are the same on every device.
+of one element; `cast(name, source, dtype)` makes `name(value)` from the register `source` (f32, i32, u32 or bool) to the one of `dtype`.
+Rounding is integer arithmetic, so that NaN, subnormals and ties are the same on every device.
 #}
 {% macro register(dtype) -%}
 {{ {"f32": "f32", "f16": "f32", "bf16": "f32", "i32": "i32", "u32": "u32", "bool": "bool", "i8": "i32", "u8": "u32"}[dtype] }}
@@ -50,12 +50,6 @@ fn load_{{ name }}(index: u32) -> {{ register(dtype) }} {
 }
 {% endmacro %}
 
-{% macro is_nan() %}
-fn is_nan(value: f32) -> bool {
-    return (bitcast<u32>(value) & 0x7fffffffu) > 0x7f800000u;
-}
-{% endmacro %}
-
 {% macro store(dtype) %}
 // Round to nearest, ties to even; a NaN stays one.
 fn encode(value: {{ register(dtype) }}) -> u32 {
@@ -91,8 +85,8 @@ fn encode(value: {{ register(dtype) }}) -> u32 {
 {% endmacro %}
 
 {# How a value of one register type becomes an element of `dtype`: floats are clamped to an integer's range, integers wrap. #}
-{% macro cast(source, dtype) %}
-fn cast(value: {{ source }}) -> {{ register(dtype) }} {
+{% macro cast(name, source, dtype) %}
+fn {{ name }}(value: {{ source }}) -> {{ register(dtype) }} {
 %% if source == register(dtype)
     return value;
 %% elif source == "bool"

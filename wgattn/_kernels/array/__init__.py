@@ -1,0 +1,8 @@
+"""The array kernels: pure functions that plan launches over strided operands. `pointwise` is the frame of them all."""
+
+from wgattn._kernels.array import copy as copy
+from wgattn._kernels.array import elementwise as elementwise
+from wgattn._kernels.array import fill as fill
+from wgattn._kernels.array import rearrange as rearrange
+from wgattn._kernels.array import reduce as reduce
+from wgattn._kernels.array import rope as rope

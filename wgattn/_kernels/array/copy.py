@@ -10,20 +10,22 @@ from wgattn._runtime.profile import DeviceProfile
 NAME = "copy"
 
 
-def plan(source: Operand, result: Operand, profile: DeviceProfile) -> Plan:
+def plan(source: Operand, result: Operand, profile: DeviceProfile, name: str = "source") -> Plan:
     """Copy `source`, broadcast to `result`'s shape, into `result`, with a cast where the dtypes differ.
 
-    Names: "source", "result", two different buffers. `result` may be a slice of a larger array: the bytes beside it are kept.
-    Floats round half to even; a float outside an integer's range is clamped to it, NaN gives 0; integers wrap; bool is x ≠ 0.
+    Names: "source" (or `name`) and "result", two different buffers. `result` may be a slice of a larger array: the
+    bytes beside it are kept. Floats round half to even; a float outside an integer's range is clamped to it, NaN gives
+    0; integers wrap; bool is x ≠ 0; elements of one dtype go over bit for bit.
 
-    Raises UnsupportedError for dtypes without kernels, a rank above 8, or a binding above the device's limit that cannot be split.
+    Raises UnsupportedError for dtypes without kernels, a rank above 8, or a binding above the device's limit that
+    cannot be split.
 
     Example:
         plan(Operand(float32, (4, 3), (1, 4)), Operand(float16, (4, 3), (3, 1)), DeviceProfile()) transposes and casts.
     """
     pointwise.register(source.dtype)
     pointwise.register(result.dtype)
-    if straight := _straight(source, result):
+    if straight := _straight(source, result, name):
         return Plan((straight,))
     kernel = pointwise.Pointwise(
         family=NAME,
@@ -31,12 +33,12 @@ def plan(source: Operand, result: Operand, profile: DeviceProfile) -> Plan:
         template="array/copy.wgsl",
         result=result,
         inputs={"source": source},
-        coordinates={},
+        buffers={"source": name},
     )
     return pointwise.plan(kernel, profile)
 
 
-def _straight(source: Operand, result: Operand) -> Copy | None:
+def _straight(source: Operand, result: Operand, name: str) -> Copy | None:
     """The copy of bytes that does the same, where there is one."""
     if (
         source.dtype != result.dtype
@@ -48,4 +50,4 @@ def _straight(source: Operand, result: Operand) -> Copy | None:
     start, end = source.offset * source.itemsize, result.offset * result.itemsize
     if nbytes == 0 or any(n % pointwise.WORD for n in (nbytes, start, end)):
         return None
-    return Copy(Bytes("source", start, nbytes), "result", end)
+    return Copy(Bytes(name, start, nbytes), "result", end)

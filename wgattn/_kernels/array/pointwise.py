@@ -1,12 +1,13 @@
 """The frame of every kernel that computes each element of its result from elements at affine addresses.
 
-One invocation owns one 32-bit word of the result. Where the elements are smaller than a word, and the word is not filled by this launch
-(odd ends, slices of a larger array), the invocation keeps the other bytes: no word has two owners in a launch, and launches are ordered.
+One invocation owns one 32-bit word of the result. Where elements are smaller than a word and the launch does not fill
+all of it (odd ends, slices of a larger array), the invocation keeps the other bytes: no word has two owners in a
+launch, and launches are ordered.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,9 +25,12 @@ _REGISTERS = {"f": "f32", "V": "f32", "i": "i32", "u": "u32", "b": "bool"}
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """What a kernel file says of itself: `inputs` are read from buffers, `coordinates` only as addresses.
+    """What a kernel file says of itself. `element(…)` of its template takes an address for each of `inputs`, which are
+    read from buffers, and of `coordinates`, which are addresses alone; `values` are parameters of its own.
 
-    `buffers` gives the schedule's name of a buffer where it is not the binding's own.
+    `reach` is how far an input is read before and behind its address, `buffers` the schedule's name of a buffer where
+    it is not the binding's own, `extra` are bindings without addresses. What is too large for a binding is cut, but not
+    along axes that the view `uncut` moves on.
     """
 
     family: str
@@ -34,14 +38,17 @@ class Pointwise:
     template: str
     result: Operand
     inputs: Mapping[str, Operand]
-    coordinates: Mapping[str, Operand]
+    coordinates: Mapping[str, Operand] = field(default_factory=dict)
     constants: tuple[tuple[str, object], ...] = ()
     extra: tuple[tuple[Binding, Bytes], ...] = ()
     values: tuple[tuple[str, Scalar, float], ...] = ()
+    reach: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    uncut: str | None = None
 
 
 def register(dtype: np.dtype) -> str:
-    """The WGSL type that elements of `dtype` are computed in. Raises UnsupportedError for types without a kernel yet."""
+    """The WGSL type that elements of `dtype` are computed in. Raises UnsupportedError for dtypes without a kernel."""
     if dtype not in TAKEN:
         known = ", ".join(d.name for d in TAKEN)
         raise UnsupportedError(f"{dtype.name} elements cannot be read or written by array kernels; they take {known}")
@@ -96,9 +103,13 @@ def simplify(operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
     )
 
 
-def window(operand: Operand, alignment: int) -> tuple[int, int, int]:
-    """Byte offset (a multiple of `alignment`) and length of what `operand` touches, and its offset in elements from there."""
+def window(operand: Operand, alignment: int, reach: tuple[int, int] = (0, 0)) -> tuple[int, int, int]:
+    """What `operand` touches: byte offset (a multiple of `alignment`), bytes, and the operand's own offset from there.
+
+    `reach` is how far the kernel reads before and behind each address.
+    """
     low, high = operand.extent()
+    low, high = low + reach[0], high + reach[1]
     if low < 0:
         raise ValueError(f"an operand of shape {operand.shape} and strides {operand.strides} starts before its buffer")
     start = low * operand.itemsize // alignment * alignment
@@ -106,20 +117,35 @@ def window(operand: Operand, alignment: int) -> tuple[int, int, int]:
     return start, end - start, operand.offset - start // operand.itemsize
 
 
-def pieces(operands: tuple[Operand, ...], bound: int, profile: DeviceProfile) -> Iterator[tuple[Operand, ...]]:
-    """`operands` cut along their axes until what the first `bound` of them touch can be bound. Raises UnsupportedError."""
-    limit = min(profile.limits.binding_bytes, (1 << 32) - 1)
-    for operand in operands[:bound]:
-        nbytes = window(operand, profile.limits.offset_alignment)[1]
+def binding_limit(profile: DeviceProfile) -> int:
+    """The most bytes that a kernel binds: addresses are 32-bit."""
+    return min(profile.limits.binding_bytes, (1 << 32) - 256)
+
+
+def pieces(
+    operands: tuple[Operand, ...],
+    reaches: tuple[tuple[int, int], ...],
+    profile: DeviceProfile,
+    uncut: int | None = None,
+) -> Iterator[tuple[Operand, ...]]:
+    """`operands` cut until all that is touched by those with a reach can be bound. Raises UnsupportedError.
+
+    Axes along which operand number `uncut` moves stay whole.
+    """
+    limit = binding_limit(profile)
+    for operand, reach in zip(operands, reaches, strict=False):
+        nbytes = window(operand, profile.limits.offset_alignment, reach)[1]
         if nbytes <= limit:
             continue
-        reach = [abs(stride) * (size - 1) for stride, size in zip(operand.strides, operand.shape, strict=True)]
-        if not any(reach):
+        spans = [abs(stride) * (size - 1) for stride, size in zip(operand.strides, operand.shape, strict=True)]
+        if uncut is not None:
+            spans = [0 if stride else span for stride, span in zip(operands[uncut].strides, spans, strict=True)]
+        if not any(spans):
             raise UnsupportedError(f"a binding of {nbytes:,} bytes is needed; the limit of {profile.name} is {limit:,}")
-        axis = reach.index(max(reach))
+        axis = spans.index(max(spans))
         half = operand.shape[axis] // 2
-        yield from pieces(tuple(cut(o, axis, 0, half) for o in operands), bound, profile)
-        yield from pieces(tuple(cut(o, axis, half, o.shape[axis]) for o in operands), bound, profile)
+        yield from pieces(tuple(cut(o, axis, 0, half) for o in operands), reaches, profile, uncut)
+        yield from pieces(tuple(cut(o, axis, half, o.shape[axis]) for o in operands), reaches, profile, uncut)
         return
     yield operands
 
@@ -142,8 +168,10 @@ def plan(kernel: Pointwise, profile: DeviceProfile) -> Plan:
     views = {**kernel.inputs, **kernel.coordinates}
     operands = simplify((result, *(broadcast(view, result.shape) for view in views.values())))
     _check_nested(operands[0])
-    bound = 1 + len(kernel.inputs)
-    return Plan(tuple(_launch(kernel, tuple(views), piece, profile) for piece in pieces(operands, bound, profile)))
+    reaches = ((0, 0), *(kernel.reach.get(name, (0, 0)) for name in kernel.inputs))
+    uncut = 1 + list(views).index(kernel.uncut) if kernel.uncut else None
+    cuts = pieces(operands, reaches, profile, uncut)
+    return Plan(tuple(_launch(kernel, tuple(views), piece, profile) for piece in cuts))
 
 
 def _check_nested(result: Operand) -> None:
@@ -181,10 +209,11 @@ def _launch(kernel: Pointwise, names: tuple[str, ...], piece: tuple[Operand, ...
     rank = len(result.shape)
     variant = _variant(kernel, names, rank, outer)
     alignment = profile.limits.offset_alignment
-    resources, offsets = {}, [o.offset for o in piece]
+    resources: dict[str, Bytes | str] = {}
+    offsets = [o.offset for o in piece]
     for n, name in enumerate(("result", *kernel.inputs)):
-        start, nbytes, offsets[n] = window(piece[n], alignment)
-        resources[name] = Bytes(name, start, nbytes)
+        start, nbytes, offsets[n] = window(piece[n], alignment, kernel.reach.get(name, (0, 0)))
+        resources[name] = Bytes(kernel.buffers.get(name, name), start, nbytes)
     resources |= {binding.name: given for binding, given in kernel.extra}
     resources = {binding.name: resources[binding.name] for binding in variant.bindings}
 
@@ -211,15 +240,12 @@ def _launch(kernel: Pointwise, names: tuple[str, ...], piece: tuple[Operand, ...
 
 
 def _variant(kernel: Pointwise, names: tuple[str, ...], rank: int, outer: int) -> Variant:
-    itemsize = kernel.result.itemsize
-    fields: list[tuple[str, Scalar]] = [("invocations", "u32"), ("result_offset", "u32")]
-    if itemsize < WORD:
-        fields += [("row_words", "u32"), ("shift", "u32"), ("extent", "u32")]
-    fields += [(f"{name}_offset", "u32") for name in names]
+    each = WORD // kernel.result.itemsize
+    fields = ["invocations", "result_offset"] + (["row_words", "shift", "extent"] if each > 1 else [])
+    fields += [f"{name}_offset" for name in names]
     for axis in range(rank):
-        fields += [(f"size{axis}", "u32"), (f"result_stride{axis}", "u32")]
-        fields += [(f"{name}_stride{axis}", "u32") for name in names]
-    fields += [(name, kind) for name, kind, _ in kernel.values]
+        fields += [f"size{axis}", f"result_stride{axis}", *(f"{name}_stride{axis}" for name in names)]
+    words: tuple[tuple[str, Scalar], ...] = tuple((name, "u32") for name in fields)
     bindings = (
         *(Binding(name, "read", "u32") for name in kernel.inputs),
         *(binding for binding, _ in kernel.extra),
@@ -240,5 +266,5 @@ def _variant(kernel: Pointwise, names: tuple[str, ...], rank: int, outer: int) -
             *kernel.constants,
         ),
         bindings=bindings,
-        parameters=Parameters(tuple(fields)),
+        parameters=Parameters((*words, *((name, kind) for name, kind, _ in kernel.values))),
     )
