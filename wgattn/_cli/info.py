@@ -1,0 +1,86 @@
+"""`wgattn info`: the adapters, and what the one in use can do."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from wgattn import _runtime
+from wgattn._cli import show
+
+LIMIT_TEXTS = {
+    "workgroup_bytes": "{:,} bytes of workgroup memory",
+    "invocations": "{:,} invocations a workgroup",
+    "workgroups_per_dimension": "{:,} workgroups a dimension",
+    "binding_bytes": "{:,} bytes a binding",
+    "buffer_bytes": "{:,} bytes a buffer",
+    "storage_buffers": "{} storage buffers a kernel",
+    "texture_2d": "{:,} texels a texture side",
+    "loop_turns": "{:,} loop turns an invocation",
+}
+
+
+def info(as_json: bool) -> None:
+    """Print the report of the adapter in use. Raises AdapterNotFoundError where there is none."""
+    report = _runtime.adapter_report()
+    if as_json:
+        show.as_json(report)
+        return
+    adapters = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("adapter", "name", "kind", "backend", "driver"):
+        adapters.add_column(column, overflow="fold")
+    for adapter in report["adapters"]:
+        adapters.add_row(*(str(adapter[field]) for field in ("index", "name", "kind", "backend", "driver")))
+    show.console.print(adapters)
+    show.heading("in use")
+    show.lines(profile_lines(report))
+    if note := software_note(report["profile"]["kind"]):
+        show.console.print()
+        show.lines({"note": note})
+
+
+def profile_lines(report: dict[str, Any]) -> dict[str, str]:
+    """The report's profile as labels and texts."""
+    profile, limits = report["profile"], report["profile"]["limits"]
+    subgroups = "not used" if not profile["subgroups"] else f"of {profile['subgroup_size'] or 'the pipeline’s size'}"
+    features = {"f16": profile["f16"], "timestamps": profile["timestamps"], f"subgroups {subgroups}": True}
+    return {
+        "adapter": profile["name"],
+        "kind": f"{profile['kind']}, {profile['backend']}, driver {profile['driver'] or 'not named'}",
+        "provider": report["library"],
+        "features": ", ".join(name for name, there in features.items() if there),
+        "matrix units": ", ".join(profile["matrix"]) or "none that this provider can use",
+        "limits": "\n".join(text.format(limits[name]) for name, text in LIMIT_TEXTS.items() if limits[name]),
+        "choose": "WGATTN_ADAPTER takes an index or a part of a name, WGATTN_PROVIDER takes wgpu or dawn",
+    }
+
+
+def software_note(kind: str) -> str:
+    """What to do where kernels run on the CPU; empty on a GPU."""
+    if kind != "cpu":
+        return ""
+    return f"this adapter is software: kernels run on the CPU. To use a GPU, {gpu_driver()}"
+
+
+def gpu_driver(platform: str = sys.platform, release: str | None = None) -> str:
+    """The driver to install for a GPU. `release` is the text of /etc/os-release, read from there unless given."""
+    if platform == "darwin":
+        return "run outside a virtual machine: macOS brings Metal, and nothing is to be installed"
+    if platform == "win32":
+        return "install its maker's current driver, which brings Vulkan and Direct3D 12"
+    if release is None:
+        path = Path("/etc/os-release")
+        release = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    wide, named = release.replace('"', "").lower(), "its maker's package nvidia-driver"
+    if "ubuntu" in wide:
+        named = "sudo ubuntu-drivers install"
+    elif "debian" in wide:
+        named = "sudo apt-get install nvidia-driver (component non-free)"
+    elif "fedora" in wide:
+        named = "sudo dnf install akmod-nvidia (RPM Fusion)"
+    mesa = "sudo dnf install mesa-vulkan-drivers" if "fedora" in wide else "sudo apt-get install mesa-vulkan-drivers"
+    return (
+        f"install its Vulkan driver. AMD and Intel: {mesa}. NVIDIA: {named}; "
+        "in a container, start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=all"
+    )

@@ -1,0 +1,47 @@
+"""How the command line prints: one console for results, one for errors, and aligned lines of a label and a text."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = None if sys.stdout.isatty() else 120  # of what goes to a file or a pipe
+console = Console(highlight=False, width=WIDTH)
+errors = Console(stderr=True, highlight=False)
+
+
+def error(message: str) -> None:
+    """One readable message on stderr."""
+    errors.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+
+
+def lines(pairs: dict[str, str]) -> None:
+    """Each label with its text beside it, wrapped under itself."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, text in pairs.items():
+        table.add_row(label, Text(text))
+    console.print(table)
+
+
+def heading(title: str) -> None:
+    console.print(Text(f"\n{title}", style="bold cyan"))
+
+
+def verbatim(text: str) -> None:
+    """Text whose columns matter: never wrapped, never styled."""
+    console.print(Text(text.rstrip("\n")), soft_wrap=True, no_wrap=True)
+
+
+def indented(table: Table) -> None:
+    console.print(Padding(table, (0, 0, 0, 2)))
+
+
+def as_json(value: Any) -> None:
+    """`value` as JSON, the only thing on stdout."""
+    print(json.dumps(value, indent=2))
