@@ -1,5 +1,5 @@
 {# What every attention kernel shares: where rows lie, which keys a row keeps, what a logit is, how a row ends.
-   Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL. Operands that are textures, or not bound at all, are named in UNBUFFERED. #}
+   Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL, NATURAL. Operands that are textures, or not bound at all, are named in UNBUFFERED. #}
 {% import "shared/elements.wgsl" as elements %}
 const LOG2_E: f32 = 1.4426950408889634;
 const LN_2: f32 = 0.6931471805599453;
@@ -10,7 +10,6 @@ const LOWEST_KEPT: f32 = -3.4028232635611926e38;
 const EMPTY_RESIDUAL: f32 = -2.3819763434698045e38;
 const FAR: i32 = 1073741824;
 {# Logits are kept in base 2, unless a bias is added: log2(e) times a large finite bias could overflow. #}
-{% set natural = problem.bias is not none %}
 
 %% for dtype in names_16_bit
 {{ elements.unpack_pair(dtype) }}
@@ -31,13 +30,18 @@ const FAR: i32 = 1073741824;
 {{ elements.row_writer("out", out_name, "out" in problem.vectors, "parameters.Hv") }}
 %% endif
 
-// Where the work of one launch sits in the whole call: a launch serves a box of batch entries, query rows and keys.
+// Where the work of one launch sits in the whole call: a launch serves a box of batch entries, heads, query rows and keys.
 fn batch_of(b: u32) -> u32 {
     return (parameters.b0_first + b / parameters.B1) * parameters.B1_all + parameters.b1_first + b % parameters.B1;
 }
 
 fn row_of(b: u32, t: u32, n: u32) -> u32 {
-    return (batch_of(b) * parameters.T_all + parameters.t_first + t) * parameters.N + n;
+    return (batch_of(b) * parameters.T_all + parameters.t_first + t) * parameters.N_all + parameters.n_first + n;
+}
+
+// The key/value head that query head n reads.
+fn key_head(n: u32) -> u32 {
+    return (parameters.n_first + n) / parameters.G - parameters.k_first;
 }
 
 %% for name, inner, outer in rows_placed
@@ -274,7 +278,7 @@ fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept) -> f32 {
     var keep = in_range(kept, i32(s));
 %% if problem.softcap
     x = parameters.softcap * tanh_exact(x / parameters.softcap);
-%% if not natural
+%% if not NATURAL
     x *= LOG2_E;
 %% endif
 %% endif
@@ -322,7 +326,7 @@ fn mask_row(b: u32, n: u32, t: u32) -> u32 {
 %% endif
 // exp of a difference of logits, both in this kernel's base; `top` is at least x.
 fn decay(x: f32, top: f32) -> f32 {
-%% if natural
+%% if NATURAL
     return exp2((x - top) * LOG2_E);
 %% else
     return exp2(x - top);
@@ -347,8 +351,8 @@ fn row_end(top: f32, total: f32, b: u32, t: u32, n: u32) -> RowEnd {
     let none = total == 0.0;
 %% if problem.sinks
     // The sink joins the sum once, and adds no value.
-    let natural_sink = bitcast<f32>(rows[parameters.sinks_at + n]);
-%% if natural
+    let natural_sink = bitcast<f32>(rows[parameters.sinks_at + parameters.n_first + n]);
+%% if NATURAL
     let sink = natural_sink;
 %% else
     let sink = natural_sink * LOG2_E;
@@ -368,7 +372,7 @@ fn row_end(top: f32, total: f32, b: u32, t: u32, n: u32) -> RowEnd {
 }
 
 fn natural_log(top: f32, total: f32) -> f32 {
-%% if natural
+%% if NATURAL
     return top + log(total);
 %% else
     return (top + log2(total)) * LN_2;
@@ -396,7 +400,8 @@ fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32) -> vec4f {
 %% if PARTIAL
 // A part's sums of one row, for the merge: value_dim elements and then (top, total).
 fn partial_row(part: u32, b: u32, t: u32, n: u32) -> u32 {
-    return ((parameters.part_first + part) * parameters.rows_all + row_of(b, t, n)) * (VALUE_DIM / 4u + 1u);
+    let row = (b * parameters.T + t) * parameters.N + n;
+    return ((parameters.part_first + part) * parameters.batch * parameters.T * parameters.N + row) * (VALUE_DIM / 4u + 1u);
 }
 
 fn finish_row(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32) {
@@ -410,7 +415,7 @@ fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: 
     // A row that keeps no key at all is the mean of V, so its parts hand on their share of the sum.
     if (total == 0.0{{ "" if problem.dense else " && range_is_empty(kept_keys(b, t))" }}) {
         let first = parameters.key_first + part * parameters.part_keys;
-        four = value_sum(b, n / parameters.G, chunk, first, min(first + parameters.part_keys, parameters.key_end));
+        four = value_sum(b, key_head(n), chunk, first, min(first + parameters.part_keys, parameters.key_end));
     }
 %% endif
     partial[partial_row(part, b, t, n) + chunk] = four;
@@ -432,7 +437,7 @@ fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: 
     }
 %% if problem.empty_rows
     if (end.empty) {
-        four = value_sum(b, n / parameters.G, chunk, 0u, parameters.S) / f32(parameters.S);
+        four = value_sum(b, key_head(n), chunk, 0u, parameters.S) / f32(parameters.S);
     }
 %% endif
     store_out(out_row(b, t, n), chunk, four);

@@ -20,8 +20,8 @@ fn merge(
         return;
     }
 
-    let stride = parameters.rows_all * (CHUNKS + 1u);
-    let at = row_of(b, t, n) * (CHUNKS + 1u);
+    let stride = parameters.batch * parameters.T * parameters.N * (CHUNKS + 1u);
+    let at = ((b * parameters.T + t) * parameters.N + n) * (CHUNKS + 1u);
     var top = MASKED;
     for (var part = 0u; part < parameters.parts; part++) {
         top = max(top, partial[part * stride + at + CHUNKS].x);

@@ -66,7 +66,7 @@ fn plain(
         return;
     }
 
-    let k = n / parameters.G;
+    let k = key_head(n);
     let q_row = query_row(b, t, n);
     let kept = kept_keys(b, t);
     let first = parameters.key_first + part * parameters.part_keys;

@@ -1,71 +1,131 @@
-"""A call cut into boxes that a device can bind and finish: batch entries and query rows freely, keys with a merge after.
+"""A call cut into boxes that a device can bind and finish: batch entries, heads and query rows freely, keys with a merge after.
 
 One box is the rule. More are made where an operand is larger than a binding may be, or where an invocation would loop further than it may.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention.inputs import Box, bound_bytes, cut
-from wgattn._kernels.kernel import Operand
+from wgattn._kernels.kernel import Bytes, Operand
 from wgattn._runtime.profile import Limits
 
-CUT_OPERANDS = ("query", "key", "value", "out", "bias", "mask")
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Boxes:
-    """The boxes of a call, by range of keys: every range of keys has the same boxes of rows."""
+class Box:
+    """Half-open ranges of B0, B1, N, T and S."""
 
-    key_ranges: tuple[tuple[int, int], ...]
-    row_boxes: tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]  # ranges of B0, B1 and T
+    b0: Span
+    b1: Span
+    n: Span
+    t: Span
+    s: Span
 
-    def over(self, keys: tuple[int, int]) -> tuple[Box, ...]:
-        return tuple(Box(b0, b1, t, keys) for b0, b1, t in self.row_boxes)
+    def size(self, axis: str) -> int:
+        first, end = getattr(self, axis)
+        return end - first
+
+    @property
+    def batch(self) -> int:
+        return self.size("b0") * self.size("b1")
 
 
-def cut_to_limits(operands: Mapping[str, Operand], limits: Limits, names: tuple[str, ...], max_keys: int | None = None) -> Boxes:
-    """The fewest boxes, by halving, in which every operand in `names` can be bound. Raises UnsupportedError where none are small enough."""
-    query, key = operands["query"], operands["key"]
-    b0, b1, rows, _, _ = query.shape
-    keys = key.shape[2]
+# The axes of an operand that a box cuts: query, out (B0, B1, T, N, ·), key, value (B0, B1, S, K, ·), bias, mask (B0, B1, N, T, S).
+_AXES = {
+    "query": ("b0", "b1", "t", "n"),
+    "out": ("b0", "b1", "t", "n"),
+    "key": ("b0", "b1", "s", "k"),
+    "value": ("b0", "b1", "s", "k"),
+    "bias": ("b0", "b1", "n", "t", "s"),
+    "mask": ("b0", "b1", "n", "t", "s"),
+}
 
-    def too_large(n0: int, n1: int, t: int, s: int) -> str | None:
-        box = Box((0, n0), (0, n1), (0, t), (0, s))
-        for name in names:
-            if name in operands and bound_bytes(cut(name, operands[name], box), name, limits.offset_alignment)[0].nbytes > limits.binding_bytes:  # fmt: skip
-                return name
-        return None
 
-    s_step = keys if max_keys is None else min(keys, max_keys)
-    t_step = rows
-    while name := too_large(1, 1, t_step, s_step):
-        if name in ("key", "value") and s_step > 64:
-            s_step = _half(s_step, 64)
-        elif name in ("query", "out", "bias", "mask") and t_step > 1:
-            t_step = _half(t_step, 64) if t_step > 64 else _half(t_step, 1)
-        else:
+def cut(name: str, operand: Operand, box: Box, group: int) -> Operand:
+    """The part of an operand that a box touches."""
+    shape, offset = list(operand.shape), operand.offset
+    for axis, letter in enumerate(_AXES[name]):
+        first, end = (box.n[0] // group, -(-box.n[1] // group)) if letter == "k" else getattr(box, letter)
+        offset += first * operand.strides[axis]
+        shape[axis] = end - first
+    return Operand(operand.dtype, tuple(shape), operand.strides, offset)
+
+
+def bound_bytes(operand: Operand, name: str, alignment: int) -> tuple[Bytes, int]:
+    """The aligned byte range that holds what an operand touches, and its first element's index in it."""
+    first, end = operand.extent()
+    start = first * operand.itemsize // alignment * alignment
+    stop = -(-end * operand.itemsize // 4) * 4
+    return Bytes(name, start, stop - start), operand.offset - start // operand.itemsize
+
+
+def whole(operands: Mapping[str, Operand]) -> Box:
+    """The box of a whole call."""
+    b0, b1, rows, heads, _ = operands["query"].shape
+    return Box((0, b0), (0, b1), (0, heads), (0, rows), (0, operands["key"].shape[2]))
+
+
+def cut_to_limits(
+    operands: Mapping[str, Operand],
+    limits: Limits,
+    max_keys: int | None = None,
+    partial_row_bytes: int = 0,
+    whole_groups: bool = False,
+) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
+    """Boxes of rows (each over all keys) and ranges of keys, by halving, so that every operand can be bound.
+
+    `partial_row_bytes` are the bytes of partial sums a range of keys, query row and head; `whole_groups` keeps the query heads of a key/value head
+    in one box. Raises UnsupportedError where no box is small enough.
+    """
+    all_of = whole(operands)
+    group = operands["query"].shape[3] // operands["key"].shape[3]
+    step = replace(all_of, s=(0, min(all_of.s[1], max_keys or all_of.s[1])))
+    while (name := _too_large(operands, step, group, limits, partial_row_bytes, all_of.s[1])) is not None:
+        axis = _longest_axis(operands.get(name), _AXES.get(name, ("b0", "b1", "n", "t")), step, group, group if whole_groups else 1)
+        if axis is None:
             raise UnsupportedError(
                 f"one row of {name} spans more than the {limits.binding_bytes:,} bytes that this device binds at once; "
                 f"make its rows lie closer together (a contiguous copy), or use fewer heads a call"
             )
-    b0_step, b1_step = b0, b1
-    while too_large(b0_step, b1_step, t_step, s_step):
-        if b0_step > 1:
-            b0_step = _half(b0_step, 1)
-        else:
-            b1_step = _half(b1_step, 1)
-    return Boxes(
-        key_ranges=_ranges(keys, s_step),
-        row_boxes=tuple(product(_ranges(b0, b0_step), _ranges(b1, b1_step), _ranges(rows, t_step))),
-    )
+        size = step.size(axis)
+        # Whole tiles where there are many: a multiple of 64 rows or keys.
+        multiple = 64 if axis in ("t", "s") and size > 64 else group if axis == "n" and size > group else 1
+        half = -(-size // 2 // multiple) * multiple
+        step = replace(step, **{axis: (0, half)})
+    spans = {axis: _spans(all_of.size(axis), step.size(axis)) for axis in ("b0", "b1", "n", "t", "s")}
+    rows = product(*(spans[axis] for axis in ("b0", "b1", "n", "t")))
+    return tuple(Box(b0, b1, n, t, all_of.s) for b0, b1, n, t in rows), spans["s"]
 
 
-def _half(size: int, multiple: int) -> int:
-    return -(-size // 2 // multiple) * multiple
+def _too_large(
+    operands: Mapping[str, Operand], box: Box, group: int, limits: Limits, partial_row_bytes: int, keys: int
+) -> str | None:
+    for name in operands.keys() & _AXES.keys():
+        span, _ = bound_bytes(cut(name, operands[name], box, group), name, limits.offset_alignment)
+        if (span.nbytes or 0) > limits.binding_bytes:
+            return name
+    parts = -(-keys // box.size("s"))
+    if parts > 1 or partial_row_bytes:
+        rows = box.batch * box.size("n") * box.size("t")
+        if parts * rows * partial_row_bytes > limits.binding_bytes:
+            return "partial"
+    return None
 
 
-def _ranges(size: int, step: int) -> tuple[tuple[int, int], ...]:
+def _longest_axis(operand: Operand | None, letters: tuple[str, ...], box: Box, group: int, heads: int) -> str | None:
+    """The axis of a box whose halving shortens an operand's span most; for partial sums, the longest but for the keys."""
+    reach = {}
+    for axis, letter in enumerate(letters):
+        cuts, least = ("n", max(heads, group)) if letter == "k" else (letter, heads if letter == "n" else 1)
+        if box.size(cuts) > least:
+            stride = 1 if operand is None else abs(operand.strides[axis])
+            count = -(-box.size(cuts) // group) if letter == "k" else box.size(cuts)
+            reach[cuts] = stride * (count - 1)
+    return max(reach, key=lambda cuts: reach[cuts]) if any(reach.values()) else None
+
+
+def _spans(size: int, step: int) -> tuple[Span, ...]:
     return tuple((first, min(first + step, size)) for first in range(0, size, step))

@@ -1,7 +1,7 @@
 """The bindings and parameters that all attention kernels share, as one table for Python and WGSL, and how a call fills them.
 
-A launch serves a Box: ranges of both batch axes, of query rows and of keys. Operands are cut to the box; the numbers that place it in the whole
-call are parameters, so lengths, masks and residuals keep their absolute indices.
+A launch serves a Box (boxes.py). Operands are cut to it; the numbers that place it in the whole call are parameters, so lengths, masks and
+residuals keep their absolute indices.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wgattn._dtypes import float32, short_name
+from wgattn._kernels.attention.boxes import Box, bound_bytes, cut
 from wgattn._kernels.attention.problem import ROW_OPERANDS, AttentionProblem, Call, scale_of
 from wgattn._kernels.kernel import Binding, Bytes, Copy, Operand, Parameters, Scalar, Scratch
 
@@ -17,24 +18,6 @@ LOG2_E = 1.4426950408889634
 FAR = 1 << 30  # bounds beyond it are the same as unbounded, and adding two of them stays within int32
 
 _AXES = {"query": ("t", "n"), "key": ("s", "k"), "value": ("s", "k"), "out": ("t", "n")}
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """What one launch serves: half-open ranges of B0, B1, T and S."""
-
-    b0: tuple[int, int]
-    b1: tuple[int, int]
-    t: tuple[int, int]
-    s: tuple[int, int]
-
-    @property
-    def batch(self) -> int:
-        return (self.b0[1] - self.b0[0]) * (self.b1[1] - self.b1[0])
-
-    @property
-    def rows(self) -> int:
-        return self.t[1] - self.t[0]
 
 
 def storage_element(dtype: np.dtype, quads: bool) -> str:
@@ -105,7 +88,7 @@ def parameters(problem: AttentionProblem, unbuffered: tuple[str, ...] = (), extr
     """The parameter struct: sizes, the box, strides of what is there, scalars, bounds, places in `rows`, then a family's own."""
     fields: list[tuple[str, Scalar]] = [
         (name, "u32")
-        for name in ("batch", "T", "T_all", "S", "N", "K", "G", "H", "Hv", "rows_all", "B1", "B1_all", "b0_first", "b1_first", "t_first", "key_first", "key_end", "parts", "part_first", "part_keys")
+        for name in ("batch", "T", "T_all", "S", "N", "N_all", "G", "H", "Hv", "B1", "B1_all", "b0_first", "b1_first", "n_first", "k_first", "t_first", "key_first", "key_end", "parts", "part_first", "part_keys")
     ]  # fmt: skip
     for name, axes in _AXES.items():
         if name not in unbuffered:
@@ -132,6 +115,7 @@ def constants(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, .
     return (
         ("problem", problem),
         ("PARTIAL", partial),
+        ("NATURAL", problem.bias is not None),
         ("UNBUFFERED", unbuffered),
         ("HEAD_DIM", problem.head_dim),
         ("VALUE_DIM", problem.value_dim),
@@ -178,54 +162,28 @@ def gather_rows(problem: AttentionProblem, operands: Mapping[str, Operand], batc
     return Rows(places, Bytes("rows"), tuple(steps), {"rows": Scratch(4 * at)})
 
 
-def cut(name: str, operand: Operand, box: Box) -> Operand:
-    """The part of an operand that a box touches. query, out: (B0, B1, T, N, ·); key, value: (B0, B1, S, K, ·); bias, mask: (B0, B1, N, T, S)."""
-    ranges = {0: box.b0, 1: box.b1}
-    if name in ("query", "out"):
-        ranges[2] = box.t
-    elif name in ("key", "value"):
-        ranges[2] = box.s
-    else:
-        ranges |= {3: box.t, 4: box.s}
-    shape, offset = list(operand.shape), operand.offset
-    for axis, (first, end) in ranges.items():
-        offset += first * operand.strides[axis]
-        shape[axis] = end - first
-    return Operand(operand.dtype, tuple(shape), operand.strides, offset)
-
-
-def bound_bytes(operand: Operand, name: str, alignment: int) -> tuple[Bytes, int]:
-    """The aligned byte range that holds what an operand touches, and the first element's index in it."""
-    first, end = operand.extent()
-    start = first * operand.itemsize // alignment * alignment
-    stop = -(-end * operand.itemsize // 4) * 4
-    width = 16 if operand.dtype == float32 else 8
-    stop = start + -(-(stop - start) // width) * width  # whole quads; buffers are padded to 16 bytes
-    return Bytes(name, start, stop - start), operand.offset - start // operand.itemsize
-
-
 def resources_and_values(
     problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], box: Box, rows: Rows, alignment: int, unbuffered: tuple[str, ...] = ()
 ) -> tuple[dict[str, Bytes | str], dict[str, float]]:
     """What a launch over `box` binds, and the values of the shared parameters (without parts, which the plan sets)."""
     query, key, value = operands["query"], operands["key"], operands["value"]
+    group = query.shape[3] // key.shape[3]
     values: dict[str, float] = {
-        "batch": box.batch, "T": box.rows, "T_all": query.shape[2], "S": key.shape[2], "N": query.shape[3], "K": key.shape[3],
-        "G": query.shape[3] // key.shape[3], "H": query.shape[4], "Hv": value.shape[4],
-        "rows_all": query.shape[0] * query.shape[1] * query.shape[2] * query.shape[3], "B1": box.b1[1] - box.b1[0], "B1_all": query.shape[1],
-        "b0_first": box.b0[0], "b1_first": box.b1[0], "t_first": box.t[0], "key_first": box.s[0], "key_end": box.s[1],
+        "batch": box.batch, "T": box.size("t"), "T_all": query.shape[2], "S": key.shape[2], "N": box.size("n"), "N_all": query.shape[3],
+        "G": group, "H": query.shape[4], "Hv": value.shape[4], "B1": box.size("b1"), "B1_all": query.shape[1],
+        "b0_first": box.b0[0], "b1_first": box.b1[0], "n_first": box.n[0], "k_first": box.n[0] // group, "t_first": box.t[0], "key_first": box.s[0], "key_end": box.s[1],
     }  # fmt: skip
     resources: dict[str, Bytes | str] = {}
     for name, axes in _AXES.items():
         if name in unbuffered:
             continue
-        part = cut(name, operands[name], box)
+        part = cut(name, operands[name], box, group)
         resources[name], at = bound_bytes(part, name, alignment)
         strides = zip(("b0", "b1", *axes), part.strides, strict=False)
         values |= {f"{name}_at": at} | {f"{name}_{axis}": stride % 2**32 for axis, stride in strides}
     for name in ("bias", "mask"):
         if name in operands:
-            part = cut(name, operands[name], box)
+            part = cut(name, operands[name], box, group)
             resources[name], at = bound_bytes(part, name, alignment)
             strides = zip(("b0", "b1", "n", "t", "s"), part.strides, strict=True)
             values |= {f"{name}_at": at} | {f"{name}_{axis}": stride % 2**32 for axis, stride in strides}

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from wgattn._kernels.attention.inputs import Box, bindings, constants, parameters
+from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.inputs import bindings, constants, parameters
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
@@ -40,10 +41,8 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
 
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
-    heads = operands["query"].shape[3]
-
     def workgroups(box: Box) -> int:
-        return box.batch * box.rows * heads
+        return box.batch * box.size("t") * box.size("n")
 
     return plan_buffers(
         problem, call, operands, profile, lambda partial: variant(problem, profile, partial), workgroups, max_keys=_max_keys(problem, profile)
