@@ -1,4 +1,4 @@
-"""Shape and dtype rules: what an operation gives, and how a result lies in its buffer; errors arise as it is recorded."""
+"""Shape and dtype rules: what an operation gives, and how a result lies. Errors are raised while recording."""
 
 import math
 from collections.abc import Sequence
@@ -31,27 +31,28 @@ COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_e
 _OPERANDS = {"negative": 1, "exp": 1, "logical_not": 1, "where": 3}
 
 
-def layout(aval: Aval, order: tuple[int, ...] | None = None) -> View:
-    """Where a result lies: axes in `order` (outermost first; as they stand unless given), rows padded to 4 bytes.
+def attention_layout(aval: Aval, store: tuple[int, ...] | None = None) -> View:
+    """How attention's out lies: axes in the order of `store`, outermost first; 16-bit rows padded to whole words.
 
-    Example: layout(Aval((2, 3), float16)).strides is (4, 1): no two rows share a 4-byte word.
+    Example: attention_layout(Aval((2, 3), float16)).strides is (4, 1): no two rows share a 4-byte word.
     """
-    axes = tuple(range(aval.ndim)) if order is None else order
     strides = [1] * aval.ndim
     step = 1
-    for position, axis in enumerate(reversed(axes)):
+    for axis in reversed(range(aval.ndim) if store is None else store):
         strides[axis] = step
         step *= max(aval.shape[axis], 1)
-        if position == 0:
-            step = -(-step * aval.dtype.itemsize // 4) * 4 // aval.dtype.itemsize
+        if axis == aval.ndim - 1 and aval.dtype.itemsize == 2:
+            step += step % 2
     return View(aval.shape, tuple(strides), 0)
 
 
 def node(operation: object, uses: tuple[Use, ...], operands: Sequence[Aval]) -> Node:
-    """The Node of `operation` on uses whose avals are `operands`."""
+    """The Node of `operation` on uses whose avals are `operands`. All results but attention's out lie row-major."""
     avals = infer(operation, operands)
-    order = operation.store if isinstance(operation, Attention) else None
-    return Node(operation, uses, avals, tuple(layout(aval, order if i == 0 else None) for i, aval in enumerate(avals)))
+    layouts = [View.natural(aval.shape) for aval in avals]
+    if isinstance(operation, Attention):
+        layouts[0] = attention_layout(avals[0], operation.store)
+    return Node(operation, uses, avals, tuple(layouts))
 
 
 def infer(operation: object, operands: Sequence[Aval]) -> tuple[Aval, ...]:

@@ -1,0 +1,401 @@
+"""Array: a lazy, immutable value that lives on the device, or will."""
+
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import reduce
+from typing import Any, cast
+from weakref import ref
+
+import numpy as np
+
+from . import _run
+from ._dtypes import FLOATS, bool_, canonical, float32, promote, uint32
+from ._errors import AdapterNotFoundError
+from ._graph.graph import Aval
+from ._graph.indexing import basic
+from ._graph.operations import BroadcastTo, Cast, Elementwise, Function, Reshape, Transpose
+from ._graph.rules import COMPARISONS, describe
+from ._host import Scalar, checked, host_value, is_scalar, scalar_dtype
+from ._record import LONGEST_CHAIN, Argument, Dead, Step, Stored, constant, current_trace, leaf, record
+
+_MISSING = "wgattn computes attention, and little around it: take np.asarray(x), or compute this part with jax.numpy"
+
+
+class Array:
+    """An immutable array of `shape` and `dtype`. Made by `wgattn.asarray` and by calls on Arrays, never directly.
+
+    Lazy: a call records what is to be computed and checks shapes and dtypes. The device works when a value is needed:
+    `np.asarray(x)`, `x.block_until_ready()`, `float(x)`, `print(x)`. It then runs all that x needs in one submit.
+    A chain of 512 recorded operations is run at once, where there is a device.
+
+    Example:
+        >>> x = wgattn.asarray(np.ones((2, 3), np.float32)); (x.T * 2).shape
+        (3, 2)
+    """
+
+    __slots__ = ("__weakref__", "_result", "_step")
+    __array_ufunc__ = None  # NumPy's operators leave the work to ours
+    __hash__ = None  # type: ignore[assignment]  # == gives an Array
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise TypeError("wgattn.Array is not called: make one with wgattn.asarray(x)")
+
+    # What is known without a value.
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._aval.shape)
+
+    @property
+    def size(self) -> int:
+        return self._aval.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, row-major without padding."""
+        return self._aval.size * self._aval.dtype.itemsize
+
+    @property
+    def device(self) -> str | None:
+        """The name of the adapter that holds the value; None while there is none there."""
+        value = self._step.values[self._result]
+        return value.buffer.device.profile.name if isinstance(value, Stored) else None
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether this came of Python scalars alone, so that its dtype gives way to the other operand's."""
+        return self._aval.weak
+
+    @property
+    def _aval(self) -> Aval:
+        return self._step.avals[self._result]
+
+    def __repr__(self) -> str:
+        value = self._step.values[self._result]
+        if isinstance(self._step.operation, Argument):
+            return f"Array({describe(self._aval)}, traced {self._step.operation.path})"
+        if isinstance(value, np.ndarray):
+            text = np.array2string(value, separator=", ", threshold=20, edgeitems=2, prefix="Array(")
+            return f"Array({text}, dtype={self.dtype.name})"
+        state = "donated" if isinstance(value, Dead) else "on the device" if isinstance(value, Stored) else "recorded"
+        return f"Array({describe(self._aval)}, {state})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an Array without axes")
+        return self.shape[0]
+
+    def __iter__(self) -> "Iterator[Array]":
+        return (self[i] for i in range(len(self)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in Array.__slots__:
+            raise AttributeError(name)
+        raise AttributeError(f"wgattn.Array has no {name}: {_MISSING}")
+
+    # The value.
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False and not isinstance(self._step.values[self._result], np.ndarray):
+            raise ValueError("np.asarray(x, copy=False): the value is on the device, and reading it makes a copy")
+        value = _run.to_numpy(self._step, self._result, "np.asarray")
+        if dtype is not None and value.dtype != dtype:
+            return value.astype(dtype)
+        return value.copy() if copy and not value.flags.writeable else value
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return np.array(self).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # a copy in host memory
+
+    def block_until_ready(self) -> "Array":
+        """Compute the value and wait until it is there. Returns this Array."""
+        _run.force([(self._step, self._result)], "block_until_ready()")
+        _run.wait(self._step.values[self._result])
+        return self
+
+    def is_ready(self) -> bool:
+        """Whether the value is there, without waiting. False where it is recorded only."""
+        return _run.is_ready(self._step.values[self._result])
+
+    def item(self) -> Scalar:
+        """The one element as a Python scalar."""
+        return self._item("item()")
+
+    def _item(self, use: str) -> Scalar:
+        if self.size != 1:
+            raise ValueError(f"{use} takes an Array of one element; this one has shape {self.shape}")
+        return _run.to_numpy(self._step, self._result, use).item()
+
+    def __bool__(self) -> bool:
+        return bool(self._item("bool() (if, while, and, or, not)"))
+
+    def __float__(self) -> float:
+        return float(self._item("float()"))
+
+    def __int__(self) -> int:
+        return int(self._item("int()"))
+
+    def __index__(self) -> int:
+        if self.shape or self.dtype.kind not in "iu":
+            raise TypeError(f"only an integer Array without axes is an index; got {describe(self._aval)}")
+        return int(self._item("an index"))
+
+    def __copy__(self) -> "Array":
+        return self
+
+    def __deepcopy__(self, _: object) -> "Array":
+        return self
+
+    def __reduce__(self) -> Any:
+        return asarray, (np.asarray(self),)
+
+    # Views.
+
+    @property
+    def T(self) -> "Array":
+        return self.transpose()
+
+    def __getitem__(self, index: Any) -> "Array":
+        """Integers, slices, None and `...`, as NumPy. Integers out of range raise IndexError, arrays TypeError."""
+        sliced, kept = basic(index, self.shape)
+        whole = sliced.size == self.shape and all(step == 1 for step in sliced.step)
+        return (self if whole else apply(sliced, self)).reshape(kept)
+
+    def reshape(self, *shape: Any) -> "Array":
+        """The elements in row-major order as another shape; one size may be -1."""
+        sizes = _sizes(shape)
+        if sizes.count(-1) == 1:
+            rest = reduce(operator.mul, (n for n in sizes if n != -1), 1)
+            if rest == 0 or self.size % rest:
+                raise ValueError(f"an array of shape {self.shape} cannot be reshaped to {sizes}")
+            sizes = tuple(self.size // rest if n == -1 else n for n in sizes)
+        if any(n < 0 for n in sizes):
+            raise ValueError(f"reshape takes sizes of at least 0, and one -1; got {sizes}")
+        return self if sizes == self.shape else apply(Reshape(sizes), self)
+
+    def transpose(self, *axes: Any) -> "Array":
+        """The axes in another order, reversed unless given."""
+        order = _sizes(axes) if axes and axes != (None,) else tuple(reversed(range(self.ndim)))
+        order = tuple(axis_of(a, self.ndim) for a in order)
+        return self if order == tuple(range(self.ndim)) else apply(Transpose(order), self)
+
+    def swapaxes(self, axis1: int, axis2: int) -> "Array":
+        order = list(range(self.ndim))
+        a, b = axis_of(axis1, self.ndim), axis_of(axis2, self.ndim)
+        order[a], order[b] = b, a
+        return self.transpose(order)
+
+    def astype(self, dtype: Any) -> "Array":
+        """The elements as `dtype`; 64-bit types become 32-bit."""
+        wanted = canonical(dtype)
+        if self.dtype == wanted and not self.weak_type:
+            return self
+        value = self._step.values[self._result]
+        if self.dtype == wanted and isinstance(value, np.ndarray):
+            return of(leaf(value, Aval(self.shape, wanted)))
+        return apply(Cast(wanted), self)
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> "Array":
+        """`wgattn.sum` of this Array."""
+        from ._functions import sum
+
+        return sum(self, axis, keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> "Array":
+        """`wgattn.mean` of this Array."""
+        from ._functions import mean
+
+        return mean(self, axis, keepdims)
+
+    # Arithmetic.
+
+    def __add__(self, other: Any) -> "Array":
+        return _binary("add", self, other)
+
+    def __radd__(self, other: Any) -> "Array":
+        return _binary("add", other, self)
+
+    def __sub__(self, other: Any) -> "Array":
+        return _binary("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> "Array":
+        return _binary("subtract", other, self)
+
+    def __mul__(self, other: Any) -> "Array":
+        return _binary("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> "Array":
+        return _binary("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> "Array":
+        return _binary("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> "Array":
+        return _binary("divide", other, self)
+
+    def __neg__(self) -> "Array":
+        return elementwise("negative", self)
+
+    def __pos__(self) -> "Array":
+        return self
+
+    def __and__(self, other: Any) -> "Array":
+        return _binary("logical_and", self, other)
+
+    def __rand__(self, other: Any) -> "Array":
+        return _binary("logical_and", other, self)
+
+    def __or__(self, other: Any) -> "Array":
+        return _binary("logical_or", self, other)
+
+    def __ror__(self, other: Any) -> "Array":
+        return _binary("logical_or", other, self)
+
+    def __invert__(self) -> "Array":
+        return elementwise("logical_not", self)
+
+    def __eq__(self, other: Any) -> "Array":  # type: ignore[override]
+        return _binary("equal", self, other)
+
+    def __ne__(self, other: Any) -> "Array":  # type: ignore[override]
+        return _binary("not_equal", self, other)
+
+    def __lt__(self, other: Any) -> "Array":
+        return _binary("less", self, other)
+
+    def __le__(self, other: Any) -> "Array":
+        return _binary("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> "Array":
+        return _binary("greater", self, other)
+
+    def __ge__(self, other: Any) -> "Array":
+        return _binary("greater_equal", self, other)
+
+    def _refuse(self, *_: object) -> Any:
+        raise TypeError(
+            "wgattn has no matrix product, power, modulo or integer division. It is for attention: "
+            "wgattn.nn.dot_product_attention(query, key, value) multiplies and softmaxes in one kernel; "
+            "do projections and the like with jax.numpy or NumPy"
+        )
+
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _refuse
+
+
+def of(step: Step, result: int = 0) -> Array:
+    """The Array of a step's result."""
+    array = Array.__new__(Array)
+    array._step, array._result = step, result
+    step.owners.append(ref(array))
+    return array
+
+
+def apply(operation: object, *arrays: Array) -> Array:
+    """Record an operation that has one result. What holds no element needs no operation."""
+    step = record(operation, [(a._step, a._result) for a in arrays])
+    (aval,) = step.avals
+    if aval.size == 0:
+        return of(leaf(np.empty(aval.shape, aval.dtype), aval))
+    return bounded(of(step))
+
+
+def bounded(array: Array) -> Array:
+    """`array`, computed now where its chain has grown long and a device can be had."""
+    if array._step.depth and array._step.depth % LONGEST_CHAIN == 0 and current_trace() is None:
+        with suppress(AdapterNotFoundError):  # the chain goes on; the error comes where a value is asked for
+            _run.force([(array._step, array._result)], "a long chain")
+    return array
+
+
+def asarray(x: Any, dtype: Any = None) -> Array:
+    """`x` as an Array: NumPy and JAX arrays, anything with DLPack or `__array__`, scalars, lists of them.
+
+    The bytes are taken at once, so later writes to x change nothing; they go to the device when first needed there.
+    64-bit types become 32-bit. An Array comes back as it is. Raises TypeError for a dtype that wgattn has no place for.
+
+    Example:
+        >>> wgattn.asarray(np.arange(3)).dtype
+        dtype('int32')
+    """
+    array = x if isinstance(x, Array) else from_host(x, copy=True)
+    return array if dtype is None else array.astype(dtype)
+
+
+def from_host(x: Any, copy: bool) -> Array:
+    """asarray of what is no Array. Without `copy` the caller sees to it that x's bytes are used before they change."""
+    return of(leaf(*host_value(x, copy)))
+
+
+def promoted(operands: Sequence[Array | Scalar]) -> tuple[np.dtype, bool]:
+    """The dtype that operands meet in, and whether it is weak: jax.numpy's rules with x64 off."""
+    known = [
+        (scalar_dtype(cast(Scalar, x)), not isinstance(x, bool)) if is_scalar(x) else (x.dtype, x.weak_type)  # type: ignore[union-attr]
+        for x in operands
+    ]
+
+    def meet(a: tuple[np.dtype, bool], b: tuple[np.dtype, bool]) -> tuple[np.dtype, bool]:
+        dtype = promote(a[0], b[0], a[1], b[1])
+        weak = (a[1] and b[1]) or (a[1] != b[1] and dtype != (b[0] if a[1] else a[0]))
+        return dtype, weak
+
+    return reduce(meet, known)
+
+
+def coerced(x: Array | Scalar, dtype: np.dtype, weak: bool = False) -> Array:
+    """x in `dtype`, recorded as a cast or a constant; `weak` says what a scalar or a cast makes of it."""
+    if isinstance(x, Array):
+        return x if x.dtype == dtype else of(record(Cast(dtype), [(x._step, x._result)], (Aval(x.shape, dtype, weak),)))
+    value = x % 2**32 if dtype == uint32 and isinstance(x, int) else checked(x, dtype)
+    return of(constant(value, dtype, weak))
+
+
+def elementwise(function: Function, *operands: Array | Scalar) -> Array:
+    """Record `function` of operands that are promoted, and broadcast, as jax.numpy does."""
+    dtype, weak = promoted(operands)
+    if function in ("divide", "exp") and dtype not in FLOATS and dtype.kind in "biu":
+        dtype = float32
+    if dtype == bool_:
+        function = {"add": "logical_or", "multiply": "logical_and"}.get(function, function)  # type: ignore[assignment]
+    arrays = [coerced(x, dtype, weak) for x in operands]
+    return apply(Elementwise(function), *arrays)
+
+
+def _binary(function: Function, left: Any, right: Any) -> Array:
+    operands = []
+    for x in (left, right):
+        if not (isinstance(x, Array) or is_scalar(x)):
+            if not isinstance(x, np.ndarray | np.generic) and not hasattr(x, "__array__"):
+                if function in COMPARISONS:
+                    return NotImplemented  # type: ignore[return-value]
+                raise TypeError(f"{function} takes Arrays, NumPy and JAX arrays and numbers; got {type(x).__name__}")
+            x = from_host(x, copy=True)
+        operands.append(x)
+    return elementwise(function, *operands)
+
+
+def axis_of(axis: Any, ndim: int) -> int:
+    """`axis` counted from the front. Raises ValueError where there is none."""
+    at = operator.index(axis)
+    if not -ndim <= at < ndim:
+        raise ValueError(f"axis {at} does not exist in an Array of {ndim} axes")
+    return at % ndim
+
+
+def _sizes(given: tuple[Any, ...]) -> tuple[int, ...]:
+    sizes = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    return tuple(operator.index(n) for n in sizes)
+
+
+def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    return x if x.shape == shape else apply(BroadcastTo(shape), x)

@@ -1,0 +1,122 @@
+"""The functions around attention: joins, choices, sums, and where values and devices meet."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _run
+from ._array import Array, apply, asarray, axis_of, broadcast, coerced, elementwise, of, promoted
+from ._dtypes import bool_, float32, is_float
+from ._graph.graph import Aval
+from ._graph.operations import Concatenate, Elementwise, Repeat, Sum
+from ._host import is_scalar
+from ._record import leaf
+
+if TYPE_CHECKING:
+    from ._runtime import AdapterInfo
+
+
+def concatenate(arrays: Sequence[Any], axis: int = 0) -> Array:
+    """Arrays of one shape but for `axis`, one after the other along it, in the dtype they promote to.
+
+    Example:
+        >>> wgattn.concatenate([np.ones((2, 1)), np.ones((2, 3))], axis=1).shape
+        (2, 4)
+    """
+    if isinstance(arrays, Array):
+        arrays = list(arrays)
+    parts = [asarray(a) for a in arrays]
+    if not parts:
+        raise ValueError("concatenate needs at least one array")
+    dtype, weak = promoted(parts)
+    parts = [coerced(a, dtype, weak) for a in parts]
+    at = axis_of(axis, parts[0].ndim)
+    whole = apply(Concatenate(at), *parts)
+    full = [a for a in parts if a.size]
+    return whole if len(full) in (0, len(parts)) else full[0] if len(full) == 1 else apply(Concatenate(at), *full)
+
+
+def where(condition: Any, x: Any, y: Any) -> Array:
+    """x where `condition` (bool) holds, else y; all three broadcast."""
+    chosen = asarray(condition)
+    if chosen.dtype != bool_:
+        raise TypeError(f"the condition of where must be bool; got {chosen.dtype.name}: compare it, as in c != 0")
+    sides = [s if is_scalar(s) else asarray(s) for s in (x, y)]
+    dtype, weak = promoted(sides)
+    return apply(Elementwise("where"), chosen, *(coerced(s, dtype, weak) for s in sides))
+
+
+def exp(x: Any) -> Array:
+    """e to the power of each element; integers give float32."""
+    return elementwise("exp", asarray(x))
+
+
+def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    """The sum over `axis` (all unless given) of a float array, in its dtype, added up in float32 in a fixed order."""
+    return _sum(asarray(x), axis, keepdims, mean=False)
+
+
+def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    """The mean over `axis` (all unless given), computed in float32; of integers and bools it is float32."""
+    array = asarray(x)
+    return _sum(array if is_float(array.dtype) else array.astype(float32), axis, keepdims, mean=True)
+
+
+def _sum(x: Array, axis: Any, keepdims: bool, mean: bool) -> Array:
+    given = range(x.ndim) if axis is None else (axis,) if not isinstance(axis, list | tuple) else axis
+    axes = tuple(sorted(axis_of(a, x.ndim) for a in given))
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"an axis is given twice in {axis}")
+    count = math.prod(x.shape[a] for a in axes)
+    operation = Sum(axes, keepdims, count if mean and count else 1)
+    if x.size:
+        return apply(operation, x) if axes else x
+    from ._graph.rules import infer
+
+    (aval,) = infer(operation, [x._aval])
+    return of(leaf(np.full(aval.shape, np.nan if mean else 0, aval.dtype), Aval(aval.shape, aval.dtype)))
+
+
+def repeat(x: Any, repeats: int, axis: int | None = None) -> Array:
+    """Each element of `axis` `repeats` times in a row, as numpy.repeat; without `axis` of x made flat."""
+    array = asarray(x)
+    if getattr(repeats, "ndim", 0) or isinstance(repeats, list | tuple):
+        raise TypeError("repeat takes one integer for repeats; counts that differ by element are not taken")
+    if axis is None:
+        array, axis = array.reshape(-1), 0
+    count = operator.index(repeats)
+    return array if count == 1 else apply(Repeat(count, axis_of(axis, array.ndim)), array)
+
+
+def broadcast_to(x: Any, shape: int | list[int] | tuple[int, ...]) -> Array:
+    """x repeated along axes that it lacks or has once, without a copy."""
+    sizes = shape if isinstance(shape, list | tuple) else (shape,)
+    return broadcast(asarray(x), tuple(operator.index(n) for n in sizes))
+
+
+def device_put(x: Any) -> Array:
+    """`asarray`, with the bytes on the device when it returns."""
+    array = asarray(x)
+    _run.force([(array._step, array._result)], "device_put")
+    _run.stored(array._step, array._result)
+    return array
+
+
+def devices() -> "tuple[AdapterInfo, ...]":
+    """The adapters of this machine, without making a device; empty where there is no driver."""
+    from ._runtime import list_adapters
+
+    return list_adapters()
+
+
+def default_device(adapter: int | str) -> None:
+    """Use the adapter with this index or text in its name, as `devices()` lists them; before the first use of a device.
+
+    Raises AdapterNotFoundError for one that is not there, WgattnError once a device is in use.
+    """
+    from ._runtime import choose_adapter
+
+    choose_adapter(adapter)

@@ -1,0 +1,218 @@
+"""Recorded steps computed: one Graph, one submit, each compiled once; and values brought back to NumPy."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ._graph.graph import Graph, Use, View
+from ._graph.operations import Attention, Input
+from ._record import Argument, Dead, Step, Stored, Value, ancestors, build, current_trace, traced_arguments
+
+CACHED = 256  # compiled graphs that are kept
+
+# Called as check(attention, operands by name, results) after an attention launch, under validation.
+AttentionHook = Callable[[Attention, dict[str, np.ndarray], tuple[np.ndarray, ...]], None]
+
+_lock = threading.RLock()
+_compiled: "OrderedDict[tuple[Graph, frozenset[int]], Any]" = OrderedDict()
+_fused: "OrderedDict[Graph, Graph]" = OrderedDict()
+_hooks: list[AttentionHook] = []
+
+
+def on_attention(hook: AttentionHook) -> AttentionHook:
+    """Have `hook` called for each attention node of a program that runs under validation, with NumPy copies."""
+    _hooks.append(hook)
+    return hook
+
+
+def validating() -> bool:
+    """Whether WGATTN_VALIDATE asks for every attention call to be checked."""
+    return os.environ.get("WGATTN_VALIDATE", "0") not in ("", "0")
+
+
+def fused(graph: Graph) -> Graph:
+    """The rewritten graph; each is made once."""
+    from ._graph.rewrite import fuse
+
+    return _kept(_fused, graph, lambda: fuse(graph))
+
+
+def executable(graph: Graph, donated: frozenset[int] = frozenset()) -> Any:
+    """The compiled form of a recorded graph; the last 256 are kept. Makes the device where there is none."""
+    from ._schedule import compile
+
+    return _kept(_compiled, (graph, donated), lambda: compile(fused(graph), donated))
+
+
+def _kept(cache: OrderedDict, key: Any, make: Callable[[], Any]) -> Any:
+    with _lock:
+        found = cache.get(key)
+        if found is None:
+            found = cache[key] = make()
+            while len(cache) > CACHED:
+                cache.popitem(last=False)
+        else:
+            cache.move_to_end(key)
+        return found
+
+
+def run(
+    graph: Graph, inputs: Sequence[Stored], donated: frozenset[int] = frozenset(), validate: bool = False
+) -> list[Stored]:
+    """Run a recorded graph on its inputs, which lie as its input nodes say, in one submit."""
+    buffers = [stored.buffer for stored in inputs]
+    if validate and _hooks:
+        return _run_validated(fused(graph), inputs)
+    results = executable(graph, donated).run(buffers)
+    return _stored(results, inputs)
+
+
+def _stored(results: Sequence[tuple[Any, View, np.dtype]], inputs: Sequence[Stored]) -> list[Stored]:
+    """Results as values; those that share a buffer, with each other or an input, are marked."""
+    outputs = [Stored(buffer, view) for buffer, view, _ in results]
+    seen: dict[int, Stored] = {id(stored.buffer): stored for stored in inputs}
+    for stored in outputs:
+        first = seen.setdefault(id(stored.buffer), stored)
+        if first is not stored:
+            first.shared = stored.shared = True
+    return outputs
+
+
+def _run_validated(graph: Graph, inputs: Sequence[Stored]) -> list[Stored]:
+    """Run a fused graph, and hand every attention's operands and results to the hooks."""
+    from ._schedule import compile
+
+    calls = [(n, node) for n, node in enumerate(graph.nodes) if isinstance(node.operation, Attention)]
+    wanted: dict[Use, int] = {}
+    for n, node in calls:
+        for use in (*node.uses, *(Use(n, result) for result in range(len(node.avals)))):
+            if not isinstance(graph.nodes[use.node].operation, Input):
+                wanted.setdefault(use, len(graph.outputs) + len(wanted))
+    watched = replace(graph, outputs=(*graph.outputs, *wanted))
+    program = _kept(_compiled, (watched, frozenset()), lambda: compile(watched, frozenset()))
+    results = program.run([stored.buffer for stored in inputs])
+
+    def read(use: Use) -> np.ndarray:
+        source = graph.nodes[use.node].operation
+        if isinstance(source, Input):
+            return download(inputs[source.index].buffer, graph.view(use), graph.aval(use).dtype)
+        return download(*results[wanted[use]])
+
+    for n, node in calls:
+        attention = node.operation
+        assert isinstance(attention, Attention)
+        operands = {name: read(use) for name, use in zip(attention.operands, node.uses, strict=True)}
+        answers = tuple(read(Use(n, result)) for result in range(len(node.avals)))
+        for hook in _hooks:
+            hook(attention, operands, answers)
+    return _stored(results[: len(graph.outputs)], inputs)
+
+
+def force(wanted: Sequence[tuple[Step, int]], use: str, validate: bool = False) -> None:
+    """See to it that these results have values. `use` names who asks, for the error where one is traced."""
+    if all(step.values[result] is not None for step, result in wanted):
+        return
+    if traced := traced_arguments(wanted):
+        raise TypeError(traced_message(traced, use))
+    with _lock:
+        goals = dict.fromkeys(goal for goal in wanted if goal[0].values[goal[1]] is None)
+        for step in ancestors(goals):
+            # Attention writes its results in any case, so those that somebody holds are kept.
+            if isinstance(step.operation, Attention) and (step.owned() or any(step is goal for goal, _ in wanted)):
+                goals.update(dict.fromkeys((step, result) for result in range(len(step.avals))))
+        if not goals:
+            return
+        recording = build(goals)
+        inputs = [stored(step, result) for step, result in recording.leaves]
+        for (step, result), value in zip(
+            goals, run(recording.graph, inputs, validate=validate or validating()), strict=True
+        ):
+            step.settle(result, value)
+
+
+def stored(step: Step, result: int) -> Stored:
+    """A step's value on the device, uploaded where it is not there yet. Raises RuntimeError for a donated one."""
+    value = step.values[result]
+    if isinstance(value, Stored):
+        return value
+    if isinstance(value, Dead):
+        raise RuntimeError(value.reason)
+    if value is None:
+        force([(step, result)], "a call")
+        return stored(step, result)
+    value = step.values[result] = upload(value)
+    return value
+
+
+def upload(value: np.ndarray) -> Stored:
+    """A NumPy value on the device, row-major."""
+    from . import _runtime
+
+    return Stored(_runtime.upload(value), View.natural(value.shape))
+
+
+def to_numpy(step: Step, result: int, use: str) -> np.ndarray:
+    """A result as NumPy, computed first where it must be."""
+    force([(step, result)], use)
+    value = step.values[result]
+    if isinstance(value, Dead):
+        raise RuntimeError(value.reason)
+    if isinstance(value, Stored):
+        return download(value.buffer, value.view, step.avals[result].dtype)
+    assert value is not None
+    return value
+
+
+def download(buffer: Any, view: View, dtype: np.dtype) -> np.ndarray:
+    """What lies in `buffer` as `view` says, row-major."""
+    from . import _runtime
+
+    if 0 in view.shape:
+        return np.empty(view.shape, dtype)
+    reach = [stride * (size - 1) for stride, size in zip(view.strides, view.shape, strict=True)]
+    low = view.offset + sum(r for r in reach if r < 0)
+    high = view.offset + sum(r for r in reach if r > 0) + 1
+    found = _runtime.download(buffer, low * dtype.itemsize, (high - low) * dtype.itemsize)
+    strides = tuple(stride * dtype.itemsize for stride in view.strides)
+    start = (view.offset - low) * dtype.itemsize
+    return np.ascontiguousarray(np.ndarray(view.shape, dtype, found.data, start, strides)).reshape(view.shape)
+
+
+def wait(value: Value | None) -> None:
+    """Return when the work that gives `value` is done. Raises DeviceLostError for a value of a lost device."""
+    if isinstance(value, Dead):
+        raise RuntimeError(value.reason)
+    if isinstance(value, Stored):
+        value.buffer.alive()
+        value.buffer.device.wait()
+
+
+def is_ready(value: Value | None) -> bool:
+    if isinstance(value, Stored):
+        value.buffer.alive()
+        return value.buffer.device.is_idle()
+    if isinstance(value, Dead):
+        raise RuntimeError(value.reason)
+    return value is not None
+
+
+def traced_message(arguments: Sequence[Argument], use: str) -> str:
+    """What to say where a traced value was asked for its value."""
+    first = arguments[0].trace
+    named = ", ".join(dict.fromkeys(argument.path for argument in arguments[:4]))
+    named += ", …" if len(arguments) > 4 else ""
+    if not first.active or first is not current_trace():
+        return (
+            f"an Array that depends on {named} of {first.function} left the function while it was traced: it has no "
+            "value outside. Return it from the function instead of keeping it in a variable or an object"
+        )
+    return (
+        f"{use} asks for the value of an Array that depends on {named} of {first.function}, which wgattn.jit traces "
+        "without values. Choose with wgattn.where, a mask, a length or an offset; or, if it is a plain Python value "
+        "that may be compiled in, name it in static_argnums or static_argnames; or call the function without jit"
+    )
