@@ -1,0 +1,77 @@
+"""RoPE on query and key becomes the call's own: both are rotated as they are read."""
+
+from dataclasses import dataclass, replace
+
+from wgattn._graph.graph import Graph, Node, Use
+from wgattn._graph.operations import Attention, Rotate
+from wgattn._kernels.rotation import Rope
+
+from .rebuild import before, each, users
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A call's query and key before they were rotated, and how they were."""
+
+    query: Use
+    key: Use
+    rope: Rope
+
+
+def fold_rotations(graph: Graph) -> Graph:
+    """Where all that uses a rotated value is attention that can rotate for itself. Else it is rotated once, for all."""
+    plain = {number: found for number, node in enumerate(graph.nodes) if (found := _plain(graph, node)) is not None}
+    uses = users(graph)
+    while kept := [
+        n for n in plain if not all(user in plain for use in graph.nodes[n].uses[:2] for user in uses[use.node, 0])
+    ]:
+        for number in kept:
+            del plain[number]
+
+    def rewrite(number: int, node: Node) -> Node:
+        if number not in plain:
+            return node
+        attention, found = node.operation, plain[number]
+        assert isinstance(attention, Attention)
+        call = replace(attention.call, rope=found.rope)
+        return replace(node, operation=replace(attention, call=call), uses=(found.query, found.key, *node.uses[2:]))
+
+    return each(graph, rewrite)
+
+
+def _plain(graph: Graph, node: Node) -> Plain | None:
+    attention = node.operation
+    if not isinstance(attention, Attention) or attention.call.rope is not None:
+        return None
+    if {"bias", "mask"} <= set(attention.operands) and attention.call.residual is not None:
+        return None  # the tables would be one storage buffer more than every device binds
+    query, key = node.uses[:2]
+    turned_query, turned_key = graph.nodes[query.node], graph.nodes[key.node]
+    by_query, by_key = turned_query.operation, turned_key.operation
+    if not isinstance(by_query, Rotate) or not isinstance(by_key, Rotate) or by_query.rope != by_key.rope:
+        return None
+    places = dict(zip(attention.operands, node.uses, strict=True))
+    offset = places.get("query_offset")
+    at = turned_query.uses[1] if by_query.where == "offset" else None
+    if by_key.where != "arange" or by_query.where == "positions" or at != offset:
+        return None
+    if not (_from_the_first(graph, query) and _from_the_first(graph, key)):
+        return None
+    before_query, before_key = before(graph, query), before(graph, key)
+    if before_query is None or before_key is None:
+        return None
+    return Plain(before_query, before_key, by_query.rope)
+
+
+def _from_the_first(graph: Graph, use: Use) -> bool:
+    """Whether token i of `use` is token i of what was rotated, for every batch entry and head."""
+    view, turned = graph.view(use), graph.nodes[use.node].layouts[0]
+    token, tokens = turned.strides[-3], turned.shape[-3]
+    *outer, row, heads, inner = view.strides
+    if inner != 1 or view.shape[-1] != turned.shape[-1] or (view.shape[-3] > 1 and row != token):
+        return False
+    low = high = view.offset % (tokens * token)
+    for size, stride in zip((*view.shape[:-3], view.shape[-2]), (*outer, heads), strict=True):
+        if size > 1 and stride % (tokens * token):
+            low, high = low + min(stride, 0) * (size - 1), high + max(stride, 0) * (size - 1)
+    return low >= 0 and high < token
