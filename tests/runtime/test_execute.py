@@ -232,7 +232,7 @@ def test_a_feature_that_is_not_there():
 
 def test_an_invalid_submit_raises_and_the_next_is_right():
     run = replace(scale_add(0, 0, 64, 1, 0))
-    with pytest.raises(WgattnError, match="refused a submit"):
+    with pytest.raises(WgattnError, match="refused to submit"):
         prepare(Program((BufferSlot(256),), (0,), (0,), (run,))).run([upload(bytes(256))])
     (out,) = prepare(affine(64)).run([upload(np.ones(64, np.float32))])
     assert (floats(out) == 4).all()

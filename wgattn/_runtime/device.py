@@ -3,7 +3,8 @@
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,32 +93,39 @@ class Device:
             self._errors.clear()
             raise WgattnError(f"{self.profile.name} reported an error in earlier work: {text}")
 
-    def submit(self, encoder: Any) -> None:
-        """Finish and submit. Raises DeviceLostError or WgattnError: an invalid submit never gives zeros.
-
-        wgpu-native ends the process at a submit whose buffers are mapped or whose device is lost: hence the lock, which
-        whoever maps a buffer that others can reach holds too, and the look at the loss just before.
-        """
-        try:
-            with self.lock:
-                commands = encoder.finish()
-                self.check_alive()
-                self.native.queue.submit([commands])
-        except self.provider.module.GPUError as error:
-            self.check_alive()
-            raise WgattnError(f"{self.profile.name} refused a submit: {error}") from error
+    @contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        """Turn the library's errors into ours: DeviceLostError where the device is gone, else WgattnError."""
         self.check_alive()
+        try:
+            yield
+        except (self.provider.module.GPUError, RuntimeError) as error:
+            if "lost" in str(error).lower():
+                self._hear(str(error))
+            self.check_alive()
+            raise WgattnError(f"{self.profile.name} refused to {what}: {error}") from error
+        self.check_alive()
+
+    def submit(self, encoder: Any) -> None:
+        """Finish and submit. Raises DeviceLostError, or WgattnError for what is refused: never zeros in its place.
+
+        wgpu-native ends the process at a submit whose buffers are mapped or whose device is lost. Hence the lock, which
+        is also held while a buffer that others can reach is mapped; a lost device shows when the encoder is finished.
+        """
+        with self.guard("submit"), self.lock:
+            commands = encoder.finish()
+            self.check_alive()
+            self.native.queue.submit([commands])
 
     def wait(self) -> None:
         """Return when all that was submitted is done. Raises DeviceLostError, or an error that the work ran into."""
-        self.check_alive()
-        self.provider.wait(self.native)
-        self.check_alive()
+        with self.guard("wait"):
+            self.provider.wait(self.native)
 
     def is_idle(self) -> bool:
         """Whether all that was submitted is done, without waiting."""
-        self.check_alive()
-        return self.provider.is_idle(self.native)
+        with self.guard("tell whether it is idle"):
+            return self.provider.is_idle(self.native)
 
     def empty(self, nbytes: int) -> Buffer:
         """A buffer whose bytes are not set."""
@@ -130,11 +138,11 @@ class Device:
 
     def upload(self, content: bytes | bytearray | memoryview | NDArray[Any]) -> Buffer:
         """A buffer with these bytes, padded with zeros to a multiple of 4. They are taken before this returns."""
-        self.check_alive()
         data = as_bytes(content)
-        buffer = self.empty(data.nbytes)
-        if data.nbytes:
-            self.memory.upload(buffer.native, data)
+        with self.guard("take an upload"):
+            buffer = self.empty(data.nbytes)
+            if data.nbytes:
+                self.memory.upload(buffer.native, data)
         return buffer
 
     def download(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
@@ -149,12 +157,8 @@ class Device:
             return np.empty(0, np.uint8)
         start = offset // 4 * 4
         span = -(-(offset + length - start) // 4) * 4
-        try:
+        with self.guard("be read"):
             found = self.memory.download(native, start, span)
-        except (self.provider.module.GPUError, RuntimeError) as error:
-            self.check_alive()
-            raise WgattnError(f"{self.profile.name} could not be read: {error}") from error
-        self.check_alive()
         return found[offset - start : offset - start + length]
 
     def make_buffer(self, size: int) -> Any:

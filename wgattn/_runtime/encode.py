@@ -36,7 +36,7 @@ class BoundProgram:
 
     def run(self, inputs: Sequence[Buffer | Texture]) -> tuple[Buffer | Texture, ...]:
         """Submit the commands; the outputs are being written when this returns."""
-        with self.device.lock:
+        with self.device.guard("run a program"), self.device.lock:
             held = self._hold(inputs)
             natives, groups = self._bound(held)
             encoder = self.device.native.create_command_encoder()
@@ -53,7 +53,7 @@ class BoundProgram:
         queries = device.timestamp_queries()
         spans = []
         for _ in range(repeat):
-            with device.lock:
+            with device.guard("time a program"), device.lock:
                 natives, groups = self._bound(self._hold(inputs))
                 encoder = device.native.create_command_encoder()
                 # an empty pass before and one after: passes alone carry timestamps, and copies stand outside of them
@@ -100,7 +100,6 @@ class BoundProgram:
     def _hold(self, inputs: Sequence[Buffer | Texture]) -> list[Buffer | Texture | None]:
         """A buffer or texture for every slot; scratch goes back to its pool when the list does, after the submit."""
         program, device = self.program, self.device
-        device.check_alive()
         if len(inputs) != len(program.inputs):
             raise WgattnError(f"the program takes {len(program.inputs)} inputs, {len(inputs)} are given")
         held: list[Buffer | Texture | None] = [None] * len(program.slots)

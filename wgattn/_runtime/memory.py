@@ -1,18 +1,22 @@
 """Device memory: buffers and textures that go back to a pool of their size, and the ways of bytes to and from them."""
 
+import threading
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._errors import DeviceLostError, OutOfDeviceMemoryError
+from .._errors import OutOfDeviceMemoryError
 from .program import TextureFormat
 
 if TYPE_CHECKING:
     from .device import Device
 
 TextureKey = tuple[int, int, TextureFormat]
+CHUNK = 16 << 20  # bytes a staging buffer takes at most, so that the host's copy and the device's overlap
+CHUNKS = 4  # staging buffers of a size that are kept in flight
 SMALL = 1 << 16  # bytes below which the queue's own write is quicker than mapping
 
 
@@ -79,12 +83,17 @@ class Memory:
     def __init__(self, device: "Device") -> None:
         self._device = device
         self._free: dict[int | TextureKey, list[Any]] = {}
+        # What is handed out is held here too: a Buffer that dies in a reference cycle would give back a native object
+        # that the collector has finalised along with it.
+        self._used: dict[int, Any] = {}
         self._staging: dict[tuple[str, int], list[Any]] = {}
+        self._counting = threading.Lock()
         self.reserved = 0  # bytes of all buffers and textures that exist, in use or free
         self.poison = False
         self._poison_block = np.zeros(0, np.uint8)
 
     def give_back(self, key: int | TextureKey, native: Any) -> None:
+        del self._used[id(native)]
         self._free.setdefault(key, []).append(native)
 
     def buffer(self, nbytes: int) -> tuple[Any, int]:
@@ -96,9 +105,7 @@ class Memory:
                 "Split the call over batch or heads"
             )
         size = min(size_class(nbytes), limit // 4 * 4)
-        native = self._take(size)
-        if native is None:
-            native = self._make(size, lambda: self._device.make_buffer(size))
+        native = self._take(size, size, lambda: self._device.make_buffer(size))
         if self.poison:
             self._device.native.queue.write_buffer(native, 0, self._poison(size))
         return native, size
@@ -106,9 +113,7 @@ class Memory:
     def texture(self, key: TextureKey) -> Any:
         """A native (texture, view) pair. Raises OutOfDeviceMemoryError."""
         width, height, texel = key
-        native = self._take(key)
-        if native is None:
-            native = self._make(width * height * 16, lambda: self._device.make_texture(width, height, texel))
+        native = self._take(key, width * height * 16, lambda: self._device.make_texture(width, height, texel))
         if self.poison:
             self._device.native.queue.write_texture(
                 {"texture": native[0]},
@@ -131,86 +136,99 @@ class Memory:
                 except IndexError:
                     break
                 (native[0] if isinstance(native, tuple) else native).destroy()
-                self.reserved -= _bytes_of(key)
+                self._count(-_bytes_of(key))
 
     def upload(self, native: Any, data: NDArray[np.uint8]) -> None:
-        """Write all of `data` (a multiple of 4 bytes) to the start of a buffer, in the queue's order."""
-        device = self._device.native
+        """Write all of `data` (a multiple of 4 bytes) to the start of a buffer that nobody else can reach yet."""
         if data.nbytes <= SMALL:
-            device.queue.write_buffer(native, 0, data)
-            return
-        if self._device.mappable:
+            self._device.native.queue.write_buffer(native, 0, data)
+        elif self._device.mappable:
             _map(native, "WRITE", 0, data.nbytes)
             try:
                 native.write_mapped(data)
             finally:
                 native.unmap()
-            return
-        staging = self._stage("write", size_class(data.nbytes))
-        try:
-            staging.write_mapped(data)
-        finally:
-            staging.unmap()
-        encoder = device.create_command_encoder()
-        encoder.copy_buffer_to_buffer(staging, 0, native, 0, data.nbytes)
-        self._device.submit(encoder)
-        self._staging.setdefault(("write", staging.size), []).append(staging)
+        else:
+            for start in range(0, data.nbytes, CHUNK):
+                part = data[start : start + CHUNK]
+                staging = self._stage("write", size_class(part.nbytes))
+                staging.write_mapped(part)
+                staging.unmap()
+                self._copy(staging, 0, native, start, part.nbytes)
+                self._staging.setdefault(("write", staging.size), []).append(staging)
 
     def download(self, native: Any, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """A copy of `nbytes` bytes at `offset`, both multiples of 4, after all that was submitted before."""
+        found = np.empty(nbytes, np.uint8)
         if self._device.mappable:
-            start = offset // 8 * 8
-            span = min(-(-(offset + nbytes - start) // 8) * 8, native.size - start)
+            start = offset // 8 * 8  # what a mapping may start at
+            # an empty submit takes along the queue's own writes, which mapping would overtake
+            self._device.submit(self._device.native.create_command_encoder())
             self._device.wait()  # first, so that the lock is held for the copy alone
             with self._device.lock:
-                return self._read_mapped(native, start, span)[offset - start : offset - start + nbytes]
-        size = size_class(nbytes)
-        staging = self._stage("read", size)
+                _map(native, "READ_NOSYNC", start, offset + nbytes - start)
+                try:
+                    view = native.read_mapped(start, offset + nbytes - start, copy=False)
+                    np.copyto(found, np.frombuffer(view, np.uint8)[offset - start :])
+                finally:
+                    native.unmap()
+            return found
+        waiting: deque[tuple[Any, Any, NDArray[np.uint8]]] = deque()
+        for start in range(0, nbytes, CHUNK):
+            part = found[start : start + CHUNK]
+            staging = self._stage("read", size_class(part.nbytes))
+            self._copy(native, offset + start, staging, 0, part.nbytes)
+            waiting.append((staging, staging.map_async("READ_NOSYNC", 0, part.nbytes), part))
+            if len(waiting) == CHUNKS:  # the device copies the next ones while the host copies this one
+                self._receive(*waiting.popleft())
+        while waiting:
+            self._receive(*waiting.popleft())
+        return found
+
+    def _receive(self, staging: Any, promise: Any, part: NDArray[np.uint8]) -> None:
+        promise.sync_wait()
+        np.copyto(part, np.frombuffer(staging.read_mapped(0, part.nbytes, copy=False), np.uint8))
+        staging.unmap()
+        self._staging.setdefault(("read", staging.size), []).append(staging)
+
+    def _copy(self, source: Any, offset: int, destination: Any, start: int, nbytes: int) -> None:
         encoder = self._device.native.create_command_encoder()
-        encoder.copy_buffer_to_buffer(native, offset, staging, 0, nbytes)
+        encoder.copy_buffer_to_buffer(source, offset, destination, start, nbytes)
         self._device.submit(encoder)
-        found = self._read_mapped(staging, 0, nbytes)
-        self._staging.setdefault(("read", size), []).append(staging)
-        return found
 
-    def _read_mapped(self, native: Any, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        _map(native, "READ", offset, nbytes)
-        try:
-            view = np.frombuffer(native.read_mapped(offset, nbytes, copy=False), np.uint8)
-            found = view.copy()
-            del view
-        finally:
-            native.unmap()
-        return found
-
-    def _stage(self, way: str, size: int) -> Any:
-        """A staging buffer; one for writing is mapped."""
-        free = self._staging.get((way, size))
-        usage = self._device.provider.module.BufferUsage
-        flags = usage.MAP_WRITE | usage.COPY_SRC if way == "write" else usage.MAP_READ | usage.COPY_DST
-        if free:
+    def _stage(self, way: Literal["read", "write"], size: int) -> Any:
+        """A staging buffer that nobody uses, mapped where it is for writing."""
+        free = self._staging.get((way, size), [])
+        if len(free) > (CHUNKS - 1 if way == "write" else 0):  # the oldest write has had time to reach the device
             try:
                 native = free.pop(0)
             except IndexError:
                 pass
             else:
                 if way == "write":
-                    _map(native, "WRITE", 0, size)
+                    native.map_async("WRITE").sync_wait()
                 return native
-        return self._device.native.create_buffer(size=size, usage=flags, mapped_at_creation=way == "write")
+        usage = self._device.provider.module.BufferUsage
+        flags = usage.MAP_WRITE | usage.COPY_SRC if way == "write" else usage.MAP_READ | usage.COPY_DST
+        return self._make(
+            0, lambda: self._device.native.create_buffer(size=size, usage=flags, mapped_at_creation=way == "write")
+        )
 
-    def _take(self, key: int | TextureKey) -> Any:
+    def _take(self, key: int | TextureKey, nbytes: int, make: Callable[[], Any]) -> Any:
         try:
-            return self._free[key].pop()
+            native = self._free[key].pop()
         except (KeyError, IndexError):
-            return None
+            native = self._make(nbytes, make)
+        self._used[id(native)] = native
+        return native
 
     def _make(self, nbytes: int, make: Callable[[], Any]) -> Any:
         for attempt in (1, 2):
             try:
                 native = make()
             except self._device.provider.module.GPUError as error:
-                self._device.check_alive()
+                if "lost" in str(error).lower():
+                    raise
                 if attempt == 1:
                     self.trim()
                     continue
@@ -219,9 +237,13 @@ class Memory:
                     f"{nbytes:,} bytes could not be had on {profile.name}: {self.reserved:,} are in use, one buffer "
                     f"may have {profile.limits.buffer_bytes:,}. Drop Arrays that are no longer needed. ({error})"
                 ) from error
-            self.reserved += nbytes
+            self._count(nbytes)
             return native
-        raise DeviceLostError("unreachable")
+        raise AssertionError("the second attempt returns or raises")
+
+    def _count(self, nbytes: int) -> None:
+        with self._counting:
+            self.reserved += nbytes
 
     def _poison(self, nbytes: int) -> NDArray[np.uint8]:
         if self._poison_block.nbytes < nbytes:
