@@ -73,7 +73,9 @@ def program_of(
         inputs=tuple(number[name] for name in inputs),
         outputs=tuple(number[name] for name in outputs),
         commands=tuple(command(step) for step in plan.steps),
-        constants=tuple((number[name], content) for name, content in plan.constants.items()),
+        constants=tuple(
+            (number[name], content.ljust(_padded(len(content)), b"\0")) for name, content in plan.constants.items()
+        ),
     )
 
 

@@ -1,0 +1,49 @@
+"""A small plan of every kind: each array kernel over its dtypes, ranks and options."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from wgattn._dtypes import COMPUTE, FLOATS, bool_, float16, float32, int8, int32, uint8
+from wgattn._kernels.array import copy, elementwise, fill, reduce, rope
+from wgattn._kernels.array.elementwise import ARITY, COMPARISONS, LOGIC
+from wgattn._kernels.kernel import Operand, Plan, natural_strides
+from wgattn._kernels.rotation import Rope
+from wgattn._runtime.profile import DeviceProfile
+
+SHAPES = [(6,), (3, 4), (3, 5)]
+
+
+def natural(dtype: np.dtype, *shape: int) -> Operand:
+    """A contiguous operand."""
+    return Operand(dtype, shape, natural_strides(shape))
+
+
+def every_plan(profile: DeviceProfile) -> Iterator[Plan]:
+    """Plans whose variants cover what the array kernels can be asked for."""
+    taken = (*COMPUTE, int8, uint8)
+    for source, result in product(taken, taken):
+        yield copy.plan(natural(source, 3, 5), natural(result, 3, 5), profile)
+        turned = Operand(source, (3, 5, 2), (1, 3, 15))
+        yield copy.plan(turned, natural(result, 3, 5, 2), profile)
+        yield copy.plan(turned, Operand(result, (3, 5, 2), (60, 6, 2), 1), profile)
+    for function, dtype in product(ARITY, COMPUTE):
+        result = bool_ if function in COMPARISONS + LOGIC else dtype
+        operands = [natural(dtype, 3, 5)] * ARITY[function]
+        if function == "where":
+            operands[0] = natural(bool_, 3, 5)
+        yield elementwise.plan(function, tuple(operands), natural(result, 3, 5), profile)
+        yield elementwise.plan(function, (*operands[:-1], natural(dtype, 5)), natural(result, 3, 5), profile)
+    for dtype in taken:
+        yield fill.plan(1, natural(dtype, 7), profile)
+    for source, result, axes in product(taken, (*FLOATS, int32), [(0,), (1,), (0, 2), (0, 1, 2)]):
+        kept = [n for axis, n in enumerate((3, 500, 5)) if axis not in axes]
+        yield reduce.plan(natural(source, 3, 500, 5), axes, natural(result, *kept), 1, profile)
+    yield reduce.plan(natural(float16, 3, 5), (1,), natural(float32, 3), 5, profile)
+    x = natural(float16, 2, 3, 4, 6)
+    for style, dtype, inverse in product(("half", "interleaved"), FLOATS, (False, True)):
+        parameters = Rope(style=style, rotary_dim=4)
+        for positions, offset in [(None, None), (natural(int32, 3), None), (None, natural(int32))]:
+            yield rope.plan(x, positions, offset, natural(dtype, *x.shape), parameters, profile, inverse=inverse)
+    yield copy.plan(natural(float32), natural(float16), profile)
