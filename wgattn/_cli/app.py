@@ -128,6 +128,7 @@ def forward(
     plain: Annotated[
         bool | None, typer.Option("--plain/--no-plain", help="Time the plain family too; if it is quick, unless given.")
     ] = None,
+    jax: Annotated[bool, typer.Option("--jax/--no-jax", help="Time jax.nn too.")] = True,
     json: Json = False,
 ) -> None:
     """Time the forward pass with inputs on the device, checked against the reference first."""
@@ -139,7 +140,7 @@ def forward(
         causal=causal, window=window, rope=rope, softcap=softcap, bias=bias, key_lengths=key_lengths,
         implementation=implementation,
     )  # fmt: skip
-    command(call, rounds, plain, json)
+    command(call, rounds, plain, jax, json)
 
 
 def run() -> None:

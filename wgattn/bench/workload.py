@@ -1,12 +1,11 @@
 """An attention call as plain data: sizes, dtype and options, and the arrays that go with it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from wgattn._dtypes import bfloat16, float16, float32
+from wgattn._dtypes import bfloat16, bool_, float16, float32, int32
 
 DTYPES = {"f32": float32, "f16": float16, "bf16": bfloat16}
 
@@ -67,13 +66,47 @@ class Workload:
 
     @property
     def in_jax(self) -> bool:
-        """Whether `jax.nn.dot_product_attention` has all of the options, and the same answer for them."""
-        ours = self.offset, self.softcap
-        return self.Hv == self.H and not (self.rope or self.sinks) and ours == (None, None)
+        """Whether `jax.nn.dot_product_attention` has all of the options, RoPE beside it."""
+        return self.Hv == self.H and not self.sinks and self.offset is None and self.softcap is None
 
     @property
-    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        return (self.B, self.T, self.N, self.H), (self.B, self.S, self.K, self.H), (self.B, self.S, self.K, self.Hv)
+    def operands(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of every array that the call takes, by keyword."""
+        dtype = DTYPES[self.dtype]
+        found = {
+            "query": ((self.B, self.T, self.N, self.H), dtype),
+            "key": ((self.B, self.S, self.K, self.H), dtype),
+            "value": ((self.B, self.S, self.K, self.Hv), dtype),
+        }
+        if self.bias is not None:
+            found["bias"] = (self._axes(self.bias), float32)
+        if self.mask is not None:
+            found["mask"] = (self._axes(self.mask), bool_)
+        if self.sinks:
+            found["sinks"] = ((self.N,), float32)
+        if self.query_lengths:
+            found["query_seq_lengths"] = ((self.B,), int32)
+        if self.key_lengths:
+            found["key_value_seq_lengths"] = ((self.B,), int32)
+        return found
+
+    @property
+    def static(self) -> dict[str, Any]:
+        """What the call takes beside its arrays, by keyword."""
+        from wgattn import nn
+
+        given = {
+            "is_causal": self.causal or None,
+            "local_window_size": self.window,
+            "query_offset": self.offset,
+            "rope": nn.Rope() if self.rope else None,
+            "softcap": self.softcap,
+            "scale": self.scale,
+            "return_residual": self.residual or None,
+            "residual_dtype": np.float32 if self.residual else None,
+            "implementation": self.implementation,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
     def kept(self) -> float:
         """The share of the T·S scores that causality and the window keep."""
@@ -89,39 +122,20 @@ class Workload:
         """Multiplications and additions of the two products over the kept scores."""
         return 2.0 * self.B * self.N * self.T * self.S * (self.H + self.Hv) * self.kept()
 
-    def arrays(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Unit-normal query, key and value."""
+    def arrays(self, seed: int = 0) -> dict[str, np.ndarray]:
+        """Values for the operands: unit-normal floats, lengths from 1 to all, masks that keep seven of ten."""
         random = np.random.default_rng(seed)
-        q, k, v = (random.standard_normal(shape, np.float32).astype(DTYPES[self.dtype]) for shape in self.shapes)
-        return q, k, v
+        most = {"query_seq_lengths": self.T, "key_value_seq_lengths": self.S}
 
-    def keywords(self, seed: int = 0) -> dict[str, Any]:
-        """What the call takes beside its arrays; run-time values are NumPy arrays."""
-        from wgattn import nn
+        def draw(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+            if dtype == bool_:
+                return random.random(shape) < 0.7
+            if dtype == int32:
+                return random.integers(min(1, most[name]), most[name] + 1, shape).astype(dtype)
+            return random.standard_normal(shape, np.float32).astype(dtype)
 
-        random = np.random.default_rng(seed + 1)
-        given: dict[str, tuple[bool, Callable[[], Any]]] = {
-            "is_causal": (self.causal, lambda: True),
-            "local_window_size": (self.window is not None, lambda: self.window),
-            "query_offset": (self.offset is not None, lambda: self.offset),
-            "rope": (self.rope, lambda: nn.Rope()),
-            "softcap": (self.softcap is not None, lambda: self.softcap),
-            "scale": (self.scale is not None, lambda: self.scale),
-            "sinks": (self.sinks, lambda: random.standard_normal(self.N, np.float32)),
-            "bias": (self.bias is not None, lambda: random.standard_normal(self._axes(self.bias), np.float32)),
-            "mask": (self.mask is not None, lambda: random.random(self._axes(self.mask)) < 0.7),
-            "query_seq_lengths": (self.query_lengths, lambda: _lengths(random, self.B, self.T)),
-            "key_value_seq_lengths": (self.key_lengths, lambda: _lengths(random, self.B, self.S)),
-            "return_residual": (self.residual, lambda: True),
-            "residual_dtype": (self.residual, lambda: np.float32),
-            "implementation": (self.implementation is not None, lambda: self.implementation),
-        }
-        return {name: make() for name, (there, make) in given.items() if there}
+        return {name: draw(name, *operand) for name, operand in self.operands.items()}
 
     def _axes(self, letters: str | None) -> tuple[int, ...]:
         sizes = {"B": self.B, "N": self.N, "T": self.T, "S": self.S}
         return tuple(size if axis in (letters or "") else 1 for axis, size in sizes.items())
-
-
-def _lengths(random: np.random.Generator, B: int, most: int) -> np.ndarray:
-    return random.integers(min(1, most), most + 1, B).astype(np.int32)

@@ -1,0 +1,111 @@
+"""`wgattn explain`: which kernel serves a call, and why; from this machine's adapter or from another's report."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import wgattn
+from wgattn import _runtime, _schedule
+from wgattn._cli import show
+from wgattn._graph.graph import Aval
+from wgattn._graph.rewrite import fuse
+from wgattn._kernels.kernel import Variant
+from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.program import Command, CopyBuffer, CopyToTexture, Dispatch
+from wgattn.bench.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A call's variant on a device, every command that the device is told, and the shaders by name."""
+
+    variant: Variant
+    profile: DeviceProfile
+    commands: tuple[Command, ...]
+    shaders: dict[str, str]
+
+
+def explain(workload: Workload, profile: Path | None, wgsl: bool, as_json: bool) -> None:
+    """Print the explanation. Raises AdapterNotFoundError where it needs an adapter, UnsupportedError, ValueError."""
+    found = explanation(workload, _runtime.current_profile() if profile is None else read_profile(profile))
+    if as_json:
+        show.as_json(as_values(found, wgsl))
+    elif wgsl:
+        show.verbatim(found.shaders[found.variant.name])
+    else:
+        show.lines(as_lines(found))
+
+
+def read_profile(path: Path) -> DeviceProfile:
+    """The profile in a file that `wgattn info --json` wrote. Raises ValueError for another file."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}): give what `wgattn info --json` printed") from error
+    if not isinstance(report, dict) or not {"profile", "limits"} & set(report):
+        raise ValueError(f"{path} holds no device profile: give what `wgattn info --json` printed")
+    return DeviceProfile.from_json(report.get("profile", report))
+
+
+def explanation(workload: Workload, profile: DeviceProfile) -> Explanation:
+    """How the call is served on a device of this profile. Needs no device. Raises UnsupportedError, ValueError."""
+    static = workload.static
+
+    def attend(**arrays: Any) -> Any:
+        return wgattn.nn.dot_product_attention(**arrays, **static)
+
+    avals = {name: Aval(shape, dtype) for name, (shape, dtype) in workload.operands.items()}
+    schedule = _schedule.compile(fuse(wgattn.make_graph(attend)(**avals).graph), profile)
+    if not schedule.chosen:
+        raise ValueError(f"{workload.name} has an empty axis: no kernel runs, the result is made on the host")
+    return Explanation(schedule.chosen[0].variant, profile, schedule.program.commands, schedule.shaders)
+
+
+def as_lines(found: Explanation) -> dict[str, str]:
+    """Labels and texts for a person."""
+    variant, limits = found.variant, found.profile.limits
+    memory = f"workgroup memory {variant.workgroup_bytes:,} of {limits.workgroup_bytes:,} bytes"
+    return {
+        "variant": variant.name,
+        "adapter": f"{found.profile.name} ({found.profile.kind}, {found.profile.backend}, {found.profile.provider})",
+        "because": variant.reason or "the first family that serves this call on this adapter",
+        "passed": "\n".join(f"{family} ({reason})" for family, reason in variant.passed) or "none is faster",
+        "constants": "  ".join(f"{name} {value}" for name, value in scalars(variant).items()) + "   " + memory,
+        "launch": "\n".join(command_line(command, variant.name) for command in found.commands),
+    }
+
+
+def as_values(found: Explanation, wgsl: bool) -> dict[str, Any]:
+    """The same for programs."""
+    variant = found.variant
+    launches = [command for command in found.commands if isinstance(command, Dispatch)]
+    return {
+        "variant": variant.name,
+        "family": variant.family,
+        "adapter": found.profile.name,
+        "reason": variant.reason,
+        "passed": [{"family": family, "reason": reason} for family, reason in variant.passed],
+        "constants": scalars(variant),
+        "workgroup_bytes": variant.workgroup_bytes,
+        "launches": [{"shader": one.shader.name, "workgroups": list(one.workgroups)} for one in launches],
+        **({"wgsl": found.shaders} if wgsl else {}),
+    }
+
+
+def scalars(variant: Variant) -> dict[str, Any]:
+    """The constants that become WGSL consts."""
+    return {
+        name: value for name, value in variant.constants if name.isupper() and isinstance(value, bool | int | float)
+    }
+
+
+def command_line(command: Command, main: str) -> str:
+    """One command as a line; the shader is named where it is not `main`."""
+    if isinstance(command, Dispatch):
+        x, y, z = command.workgroups
+        return f"{x} × {y} × {z} workgroups" + (f" of {command.shader.name}" if command.shader.name != main else "")
+    if isinstance(command, CopyToTexture):
+        return f"copy to a texture of {command.width} × {command.height}"
+    assert isinstance(command, CopyBuffer)
+    return f"copy of {command.source.nbytes:,} bytes"
