@@ -10,10 +10,10 @@ fn element(source_at: u32) -> u32 {
 }
 %% else
 {{ elements.load("source", source_dtype) }}
-{{ elements.cast("cast", elements.register(source_dtype), result_dtype) }}
+{{ elements.cast("cast_source", elements.register(source_dtype), result_dtype) }}
 {{ elements.store(result_dtype) }}
 fn element(source_at: u32) -> u32 {
-    return encode(cast(load_source(source_at)));
+    return encode(cast_source(load_source(source_at)));
 }
 %% endif
 {% include "array/pointwise.wgsl" %}
