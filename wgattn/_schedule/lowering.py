@@ -1,0 +1,187 @@
+"""Each node of a fused graph as planned steps: operands from views, copies where a kernel takes none, its plan."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from wgattn._dtypes import float32
+from wgattn._errors import UnsupportedError
+from wgattn._graph import operations as op
+from wgattn._graph.graph import Graph, Node, Use
+from wgattn._kernels.array import copy, elementwise, rearrange, reduce, rope
+from wgattn._kernels.attention.choose import choose
+from wgattn._kernels.attention.choose import plan as plan_attention
+from wgattn._kernels.attention.problem import AttentionProblem, describe
+from wgattn._kernels.kernel import Operand, Variant, natural_strides
+from wgattn._kernels.rotation import Rope, tables
+from wgattn._runtime.profile import DeviceProfile
+
+from .operands import expand, heads, narrow, nbytes, operand, per_entry, rows_are_runs, small_dtype
+from .values import Steps, Value
+
+ROPE_TABLES = "rope_tables"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The shader that was chosen for attention node `node` of the fused graph, and for what."""
+
+    node: int
+    problem: AttentionProblem
+    variant: Variant
+
+
+@dataclass(slots=True)
+class Lowering:
+    """Values of the graph's results, and the steps so far."""
+
+    graph: Graph
+    profile: DeviceProfile
+    steps: Steps = field(default_factory=Steps)
+    results: dict[tuple[int, int], int] = field(default_factory=dict)
+    chosen: list[Chosen] = field(default_factory=list)
+
+    def operand(self, use: Use) -> Operand:
+        return operand(self.graph.nodes[use.node].avals[use.result].dtype, self.graph.view(use))
+
+    def value(self, use: Use) -> int:
+        return self.results[use.node, use.result]
+
+    def allocate(self, number: int) -> list[Operand]:
+        """New values for a node's results, and how they lie."""
+        node, laid = self.graph.nodes[number], []
+        for result, (aval, layout) in enumerate(zip(node.avals, node.layouts, strict=True)):
+            laid.append(operand(aval.dtype, layout))
+            if (number, result) not in self.results:
+                self.results[number, result] = self.steps.buffer(nbytes(laid[-1]))
+        return laid
+
+    def copied(self, source: Operand, value: int, dtype: np.dtype | None = None) -> tuple[Operand, int]:
+        """A contiguous copy of an operand, in `dtype`."""
+        made = Operand(dtype or source.dtype, source.shape, natural_strides(source.shape))
+        copy_value = self.steps.buffer(nbytes(made))
+        plan = copy.plan(source, made, self.profile)
+        self.steps.run(plan, {"source": value, "result": copy_value}, "copy")
+        return made, copy_value
+
+
+def lower(graph: Graph, profile: DeviceProfile) -> Lowering:
+    """All nodes in order. Raises UnsupportedError where a named implementation, or no kernel, can serve a node."""
+    lowering = Lowering(graph, profile)
+    for number, node in enumerate(graph.nodes):
+        match node.operation:
+            case op.Input(index):
+                size = nbytes(operand(node.avals[0].dtype, node.layouts[0]))
+                lowering.results[number, 0] = lowering.steps.new(Value(size, argument=index))
+            case op.Constant(given):
+                content = np.asarray(given).astype(node.avals[0].dtype).tobytes()
+                lowering.results[number, 0] = lowering.steps.constant(content)
+            case op.Attention():
+                _attention(lowering, number)
+            case _:
+                _array(lowering, number, node)
+    return lowering
+
+
+def _array(lowering: Lowering, number: int, node: Node) -> None:
+    """An operation of the array kernels."""
+    operands, profile = [lowering.operand(use) for use in node.uses], lowering.profile
+    values = [lowering.value(use) for use in node.uses]
+    (result,) = lowering.allocate(number)
+    names = {"result": lowering.results[number, 0]}
+    match node.operation:
+        case op.Cast() | op.Copy():
+            plan = copy.plan(operands[0], result, profile)
+            names["source"] = values[0]
+        case op.Elementwise(function):
+            plan = elementwise.plan(function, tuple(operands), result, profile)
+            names |= {f"operand{place}": value for place, value in enumerate(values)}
+        case op.Sum(axes, _, divisor):
+            plan = reduce.plan(operands[0], axes, result, divisor, profile)
+            names["source"] = values[0]
+        case op.Pad(low, _):
+            plan = rearrange.pad(operands[0], low, result, profile)
+            names["source"] = values[0]
+        case op.Concatenate(axis):
+            plan = rearrange.concatenate(tuple(operands), axis, result, profile)
+            names |= {f"source{place}": value for place, value in enumerate(values)}
+        case op.Rotate(rule, where):
+            given = dict(zip(("x", where), operands, strict=False))
+            plan = rope.plan(given["x"], given.get("positions"), given.get("offset"), result, rule, profile)
+            names |= dict(zip(("x", where), values, strict=False))
+            names[ROPE_TABLES] = lowering.steps.constant(_table_bytes(rule, result.shape[-1]))
+        case _:
+            raise UnsupportedError(f"{node.operation} cannot be run: no kernel computes it")
+    lowering.steps.run(plan, names, type(node.operation).__name__.lower())
+
+
+@lru_cache(maxsize=16)
+def _table_bytes(rule: Rope, head_dim: int) -> bytes:
+    return tables(rule, head_dim).tobytes()
+
+
+def _attention(lowering: Lowering, number: int) -> None:
+    node, profile = lowering.graph.nodes[number], lowering.profile
+    attention = node.operation
+    assert isinstance(attention, op.Attention)
+    shape = lowering.graph.view(node.uses[0]).shape
+    batch = (shape[0], shape[1]) if len(shape) == 5 else (1, shape[0])
+    uses = dict(zip(attention.operands, node.uses, strict=True))
+    keys = lowering.graph.view(uses["key"]).shape[-3]
+    sources = [bound.source for clause in attention.call.clauses for bound in clause if bound.source is not None]
+    # kernels know what a bound adds by the bound's place: bound0, bound1, …
+    places = {name: [f"bound{n}" for n, source in enumerate(sources) if source == name] for name in sources}
+    operands: dict[str, Operand] = {}
+    names: dict[str, int] = {}
+    for name, use in uses.items():
+        given, value = lowering.operand(use), lowering.value(use)
+        if name in ("query", "key", "value"):
+            if not rows_are_runs(given):
+                given, value = lowering.copied(narrow(given), value)
+            given = heads(given, batch)
+            given = replace(given, strides=(*given.strides[:-1], 1))
+        elif name in ("bias", "mask"):
+            given = expand(given, (*batch, shape[-2], shape[-3], keys))
+        else:
+            given = per_entry(name, given, batch)
+            if given.dtype != small_dtype(name) or not given.contiguous():
+                given, value = lowering.copied(given, value, small_dtype(name))
+                given = per_entry(name, given, batch)
+        for known in places.get(name, (name,)):
+            operands[known], names[known] = given, value
+    out, *_ = lowering.allocate(number)
+    operands["out"], names["out"] = heads(out, batch), lowering.results[number, 0]
+    call = attention.call
+    if call.residual is not None:
+        call = replace(call, residual=float32)  # kernels write it so; another dtype is a cast of it
+        names["residual"] = lowering.results[number, 1]
+        if attention.call.residual != float32:
+            names["residual"] = lowering.steps.buffer(4 * node.avals[1].size)
+    if call.rope is not None:
+        names[ROPE_TABLES] = lowering.steps.constant(_table_bytes(call.rope, shape[-1]))
+    problem = describe(call, operands)
+    variant = choose(problem, profile, attention.implementation)
+    lowering.chosen.append(Chosen(number, problem, variant))
+    lowering.steps.run(plan_attention(problem, variant, call, operands, profile), names, f"attention {number}")
+    if call.residual is not None and attention.call.residual != float32:
+        laid = operand(node.avals[1].dtype, node.layouts[1])
+        plan = copy.plan(replace(laid, dtype=float32), laid, profile)
+        lowering.steps.run(plan, {"source": names["residual"], "result": lowering.results[number, 1]}, "copy")
+
+
+def settle_outputs(lowering: Lowering, uses: Collection[Use], donated: frozenset[int]) -> list[tuple[int, Operand]]:
+    """The value and layout of each output. What lies in an input that is not donated, or in a constant, is copied."""
+    settled = []
+    known: dict[tuple[int, Operand], tuple[int, Operand]] = {}
+    for use in uses:
+        value, given = lowering.value(use), lowering.operand(use)
+        kind = lowering.steps.values[value]
+        if kind.content is not None or (kind.argument is not None and kind.argument not in donated):
+            if (value, given) not in known:
+                made, made_value = lowering.copied(given, value)
+                known[value, given] = made_value, made
+            value, given = known[value, given]
+        settled.append((value, given))
+    return settled
