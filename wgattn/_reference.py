@@ -83,9 +83,10 @@ def attention(
 ) -> Result:
     """Attention of query BTNH over key BSKH and value BSKHv (or without B), row by row, never holding T × S.
 
-    `mask` is a bool array broadcastable to BNTS, or a function of the rows. `empty` says what a row that keeps no key
-    gives: "mean" is `dot_product_attention`'s rule, "zero" (0, residual -inf) that of caches and partial results.
-    `rows` computes only those queries; the result's T axis is then theirs. Raises ValueError where shapes do not fit.
+    `mask` is a bool array broadcastable to BNTS, or a function of the rows. `scale` is a number, or one for each of B.
+    `empty` says what a row that keeps no key gives: "mean" is `dot_product_attention`'s rule, "zero" (0, residual -inf)
+    that of caches and partial results. `rows` computes only those queries; the result's T axis is then theirs. Raises
+    ValueError where shapes do not fit.
 
     >>> one = np.ones((1, 1, 2)); attention(one, one, one).out.tolist()
     [[[1.0, 1.0]]]
@@ -102,7 +103,7 @@ def attention(
 
     if out.size and S:
         G = N // K
-        scale = 1 / math.sqrt(H) if scale is None else float(scale)
+        scales = np.broadcast_to(1 / math.sqrt(H) if scale is None else _f64(scale), (B,))
         offset = np.reshape(0 if query_offset is None else query_offset, (-1, 1)).astype(np.int64)
         lengths = _lengths(key_value_seq_lengths, B, S)
         query_lengths = _lengths(query_seq_lengths, B, T)
@@ -112,7 +113,7 @@ def attention(
         for start in range(0, len(chosen), step):
             block = chosen[start : start + step]
             positions = block + offset
-            keep = _keep(mask, block, positions, S, is_causal, local_window_size)
+            keep = kept_keys(block, positions, S, mask, is_causal, local_window_size)
             asked = queries[:, block].astype(np.float64)
             if rope is not None:
                 cos, sin = rotation(positions, H, rope.base, rope.rotary_dim, rope.scaling)
@@ -123,7 +124,7 @@ def attention(
                     stored = _f64(keys[b, :, k])
                     if rope is not None and turn is not None:
                         stored = rotate(stored[:, None], *turn, rope.style)[:, 0]
-                    logits = _logits(asked[b, :, heads].swapaxes(0, 1), stored, scale, softcap)
+                    logits = _logits(asked[b, :, heads].swapaxes(0, 1), stored, scales[b], softcap)
                     kept = _heads(keep, b, heads) & (np.arange(S) < lengths[b])
                     if bias is not None:
                         part = _f64(_heads(bias, b, heads, block))
@@ -177,21 +178,26 @@ def _rows(
     return out, residual
 
 
-def _keep(
-    mask: Any, rows: np.ndarray, positions: np.ndarray, S: int, is_causal: bool, local_window_size: Any
+def kept_keys(
+    rows: np.ndarray,
+    positions: np.ndarray,
+    S: int,
+    mask: np.ndarray | RowMask | None = None,
+    is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """All masks but the lengths and the bias, as one bool array broadcastable to (B, N, R, S)."""
+    """All masks of these rows but the lengths and the bias, as one bool array broadcastable to (B, N, R, S)."""
     keep = np.ones((1, 1, 1, 1), bool)
     if callable(mask):
         keep = _padded(np.asarray(mask(rows, positions)))
     elif mask is not None:
-        mask = _padded(mask)
-        keep = mask if mask.shape[2] == 1 else mask[:, :, rows]
+        dense = _padded(mask)
+        keep = dense if dense.shape[2] == 1 else dense[:, :, rows]
     if is_causal:
         keep = keep & causal(positions, S)
     if local_window_size is not None:
-        pair = isinstance(local_window_size, tuple | list)
-        left, right = local_window_size if pair else (local_window_size, local_window_size)
+        window = local_window_size
+        left, right = window if isinstance(window, tuple | list) else (window, window)
         keep = keep & local(positions, S, int(left), int(right))
     return keep
 
