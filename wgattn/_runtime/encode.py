@@ -107,7 +107,7 @@ class BoundProgram:
             given.alive()
             wanted = program.slots[slot]
             if isinstance(wanted, BufferSlot):
-                fits = isinstance(given, Buffer) and given.nbytes >= wanted.nbytes
+                fits = isinstance(given, Buffer) and given.size >= wanted.nbytes
             else:
                 fits = isinstance(given, Texture) and given.key == (wanted.width, wanted.height, wanted.format)
             if not fits:
