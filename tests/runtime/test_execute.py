@@ -239,11 +239,12 @@ def test_an_invalid_submit_raises_and_the_next_is_right():
 
 
 def test_inputs_are_checked():
-    executable = prepare(affine(64))
+    executable = prepare(affine(100))
     with pytest.raises(WgattnError, match="takes 1 inputs, 0 are given"):
         executable.run([])
     with pytest.raises(WgattnError, match="input slot 0 takes"):
-        executable.run([upload(bytes(16))])
+        executable.run([upload(bytes(256))])
+    executable.run([upload(bytes(388))])
     texture = device().texture(4, 4, "rgba32float")
     with pytest.raises(WgattnError, match="input slot 0 takes"):
         executable.run([texture])

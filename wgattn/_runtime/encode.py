@@ -107,7 +107,8 @@ class BoundProgram:
             given.alive()
             wanted = program.slots[slot]
             if isinstance(wanted, BufferSlot):
-                fits = isinstance(given, Buffer) and given.size >= wanted.nbytes
+                # vector loads bind whole vectors: up to 256 bytes of the buffer's own memory past its end
+                fits = isinstance(given, Buffer) and -(-given.nbytes // 256) * 256 >= wanted.nbytes
             else:
                 fits = isinstance(given, Texture) and given.key == (wanted.width, wanted.height, wanted.format)
             if not fits:

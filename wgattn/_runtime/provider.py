@@ -65,6 +65,7 @@ class Provider:
 
     def device(self, adapter: Any, features: Sequence[str], limits: dict[str, int]) -> Any:
         """A native device with these features and limits, without bounds checks if possible: kernels prove theirs."""
+        self._adapters = None  # an adapter makes one device; for another it has to be asked for again
         if self._extras is not None:
             return self._extras.request_device_sync(
                 adapter,
