@@ -1,4 +1,4 @@
-"""The choice of a shader: the first family that can serve the problem, fastest first, with the reason every faster one was passed over."""
+"""The choice of a shader: the first family that can serve the problem and suits the device, with the reason every faster one was passed over."""
 
 from collections.abc import Mapping
 from types import ModuleType
@@ -9,7 +9,8 @@ from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import Operand, Plan, Variant
 from wgattn._runtime.profile import DeviceProfile
 
-# Fastest first. Each is a module with name, supports, variant and plan; plain takes what nothing else takes.
+# Fastest first. Each is a module with name, supports, suits, variant and plan; plain takes what nothing else takes.
+# `supports` is about ability, and binds a call that names the family; `suits` is about speed, and guides the choice alone.
 FAMILIES: tuple[ModuleType, ...] = (plain,)
 IMPLEMENTATIONS = ("decode", "decode_lanes", "flash_rows", "flash_tiled", "plain")
 
@@ -23,18 +24,22 @@ def choose(problem: AttentionProblem, profile: DeviceProfile, implementation: st
         family = _family(implementation)
         support = family.supports(problem, profile)
         if not support:
-            raise UnsupportedError(f"implementation {implementation!r} cannot serve this call: {support.reason}; use implementation=None")
+            raise UnsupportedError(
+                f"implementation {implementation!r} cannot serve this call: {support.reason}; use implementation=None"
+            )
         return family.variant(problem, profile).because((), f"asked for by implementation={implementation!r}")
     passed = []
     for family in FAMILIES:
-        support = family.supports(problem, profile)
+        support = family.supports(problem, profile) and family.suits(problem, profile)
         if support:
             return family.variant(problem, profile).because(tuple(passed))
         passed.append((family.name, support.reason))
     raise AssertionError("plain serves every problem")
 
 
-def plan(problem: AttentionProblem, variant: Variant, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
+def plan(
+    problem: AttentionProblem, variant: Variant, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile
+) -> Plan:
     """The launches of a call with the chosen variant's family. Operand names: query key value out, and what the call has beside."""
     return _family(variant.family).plan(problem, call, operands, profile)
 
@@ -43,4 +48,6 @@ def _family(name: str) -> ModuleType:
     for family in FAMILIES:
         if family.name == name:
             return family
-    raise UnsupportedError(f"there is no attention family {name!r}; the families are {', '.join(f.name for f in FAMILIES)}")
+    raise UnsupportedError(
+        f"there is no attention family {name!r}; the families are {', '.join(f.name for f in FAMILIES)}"
+    )

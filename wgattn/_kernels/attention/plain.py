@@ -23,6 +23,10 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     return SUPPORTED
 
 
+def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
+    return SUPPORTED
+
+
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
     return Variant(
         family=name,
@@ -45,7 +49,13 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         return box.batch * box.size("t") * box.size("n")
 
     return plan_buffers(
-        problem, call, operands, profile, lambda partial: variant(problem, profile, partial), workgroups, max_keys=_max_keys(problem, profile)
+        problem,
+        call,
+        operands,
+        profile,
+        lambda partial: variant(problem, profile, partial),
+        workgroups,
+        max_keys=_max_keys(problem, profile),
     )
 
 
