@@ -96,6 +96,10 @@ def leaf(value: Value, aval: Aval) -> Step:
 def record(operation: object, parents: Sequence[tuple[Step, int]], avals: tuple[Aval, ...] | None = None) -> Step:
     """A new step. Raises what the rules of the operation raise. `avals` are inferred unless given."""
     known = infer(operation, [step.avals[result] for step, result in parents]) if avals is None else avals
+    for step, result in parents:
+        value = step.values[result]
+        if isinstance(value, Dead):
+            raise RuntimeError(value.reason)
     depth = 1 + max((step.pending() for step, _ in parents), default=0)
     return Step(operation, tuple(parents), known, [None] * len(known), depth)
 

@@ -4,22 +4,24 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._graph.graph import Graph, Use, View
-from ._graph.operations import Attention, Input
+from ._graph.graph import Graph, View
+from ._graph.operations import Attention
 from ._record import Argument, Dead, Step, Stored, Value, ancestors, build, current_trace, traced_arguments
+
+if TYPE_CHECKING:
+    from ._schedule import Compiled, Output
 
 CACHED = 256  # compiled graphs that are kept
 
-# Called as check(attention, operands by name, results) after an attention launch, under validation.
-AttentionHook = Callable[[Attention, dict[str, np.ndarray], tuple[np.ndarray, ...]], None]
+# Called as hook(attention, operands by name, results by name, variant) after an attention launch, under validation.
+AttentionHook = Callable[[Attention, dict[str, np.ndarray], dict[str, np.ndarray], str], None]
 
 _lock = threading.RLock()
-_compiled: "OrderedDict[tuple[Graph, frozenset[int]], Any]" = OrderedDict()
+_compiled: "OrderedDict[Any, Compiled]" = OrderedDict()
 _fused: "OrderedDict[Graph, Graph]" = OrderedDict()
 _hooks: list[AttentionHook] = []
 
@@ -42,11 +44,14 @@ def fused(graph: Graph) -> Graph:
     return _kept(_fused, graph, lambda: fuse(graph))
 
 
-def executable(graph: Graph, donated: frozenset[int] = frozenset()) -> Any:
-    """The compiled form of a recorded graph; the last 256 are kept. Makes the device where there is none."""
-    from ._schedule import compile
+def executable(graph: Graph, donated: frozenset[int] = frozenset(), taps: bool = False) -> "Compiled":
+    """The compiled form of a recorded graph; the last 256 are kept. Makes the device where there is none.
 
-    return _kept(_compiled, (graph, donated), lambda: compile(fused(graph), donated))
+    With `taps` the operands and results of every attention can be read after a run.
+    """
+    from ._schedule import load
+
+    return _kept(_compiled, (graph, donated, taps), lambda: load(fused(graph), donated, taps=taps))
 
 
 def _kept(cache: OrderedDict, key: Any, make: Callable[[], Any]) -> Any:
@@ -65,52 +70,37 @@ def run(
     graph: Graph, inputs: Sequence[Stored], donated: frozenset[int] = frozenset(), validate: bool = False
 ) -> list[Stored]:
     """Run a recorded graph on its inputs, which lie as its input nodes say, in one submit."""
-    buffers = [stored.buffer for stored in inputs]
     if validate and _hooks:
-        return _run_validated(fused(graph), inputs)
-    results = executable(graph, donated).run(buffers)
-    return _stored(results, inputs)
+        return _run_validated(executable(graph, taps=True), inputs)
+    return results_of(executable(graph, donated), inputs)
 
 
-def _stored(results: Sequence[tuple[Any, View, np.dtype]], inputs: Sequence[Stored]) -> list[Stored]:
-    """Results as values; those that share a buffer, with each other or an input, are marked."""
-    outputs = [Stored(buffer, view) for buffer, view, _ in results]
-    seen: dict[int, Stored] = {id(stored.buffer): stored for stored in inputs}
-    for stored in outputs:
+def results_of(program: "Compiled", inputs: Sequence[Stored]) -> list[Stored]:
+    """Run a compiled graph. Results that share a buffer, with each other or an input, are marked."""
+    outputs = [Stored(buffer, view) for buffer, view, _ in program.run([stored.buffer for stored in inputs])]
+    seen: dict[int, Stored] = {}
+    for stored in (*inputs, *outputs):
         first = seen.setdefault(id(stored.buffer), stored)
         if first is not stored:
             first.shared = stored.shared = True
     return outputs
 
 
-def _run_validated(graph: Graph, inputs: Sequence[Stored]) -> list[Stored]:
-    """Run a fused graph, and hand every attention's operands and results to the hooks."""
-    from ._schedule import compile
+def _run_validated(program: "Compiled", inputs: Sequence[Stored]) -> list[Stored]:
+    """Run a program that has taps, and hand every attention's operands and results to the hooks."""
+    schedule = program.schedule
+    buffers = program.run_all([stored.buffer for stored in inputs])
 
-    calls = [(n, node) for n, node in enumerate(graph.nodes) if isinstance(node.operation, Attention)]
-    wanted: dict[Use, int] = {}
-    for n, node in calls:
-        for use in (*node.uses, *(Use(n, result) for result in range(len(node.avals)))):
-            if not isinstance(graph.nodes[use.node].operation, Input):
-                wanted.setdefault(use, len(graph.outputs) + len(wanted))
-    watched = replace(graph, outputs=(*graph.outputs, *wanted))
-    program = _kept(_compiled, (watched, frozenset()), lambda: compile(watched, frozenset()))
-    results = program.run([stored.buffer for stored in inputs])
+    def read(output: "Output") -> np.ndarray:
+        return download(buffers[output.buffer], output.view, output.layout.dtype)
 
-    def read(use: Use) -> np.ndarray:
-        source = graph.nodes[use.node].operation
-        if isinstance(source, Input):
-            return download(inputs[source.index].buffer, graph.view(use), graph.aval(use).dtype)
-        return download(*results[wanted[use]])
-
-    for n, node in calls:
-        attention = node.operation
-        assert isinstance(attention, Attention)
-        operands = {name: read(use) for name, use in zip(attention.operands, node.uses, strict=True)}
-        answers = tuple(read(Use(n, result)) for result in range(len(node.avals)))
+    for tap in schedule.taps:
+        operands = {name: read(output) for name, output in tap.operands.items()}
+        results = {name: read(output) for name, output in tap.results.items()}
+        variant = next((c.variant.name for c in schedule.chosen if c.node == tap.node), "")
         for hook in _hooks:
-            hook(attention, operands, answers)
-    return _stored(results[: len(graph.outputs)], inputs)
+            hook(tap.attention, operands, results, variant)
+    return [Stored(buffers[output.buffer], output.view, shared=True) for output in schedule.outputs]
 
 
 def force(wanted: Sequence[tuple[Step, int]], use: str, validate: bool = False) -> None:

@@ -1,0 +1,347 @@
+"""jit: a function traced once a signature, compiled once a layout, and looked into with lower and make_graph."""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _run
+from ._array import Array, asarray, of
+from ._graph.graph import Aval, Graph, View
+from ._graph.text import as_text, side_by_side
+from ._host import host_value
+from ._record import Argument, Step, Stored, Trace, current_trace, leaf, tracing
+from ._trace import Traced, call, finish
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call, flat: static ones apart, and for each leaf its path."""
+
+    tree: Any
+    leaves: list[Any]
+    static: tuple[tuple[Any, Hashable], ...]
+
+
+class JitFunction:
+    """A function that `jit` wraps. Calling it traces, compiles or just runs, whichever is due."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        static_argnums: int | Sequence[int],
+        static_argnames: str | Sequence[str],
+        donate_argnums: int | Sequence[int],
+        validate: bool,
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._name = getattr(fn, "__name__", type(fn).__name__)
+        self._parameters, variadic = _parameters(fn)
+        numbers = _tuple(static_argnums, int)
+        names = _tuple(static_argnames, str)
+        count = len(self._parameters)
+        self._numbers = {_argnum(n, count, variadic, "static_argnums") for n in numbers}
+        self._numbers |= {self._parameters.index(name) for name in names if name in self._parameters}
+        self._names = set(names) | {self._parameters[n] for n in self._numbers if n < count}
+        self._donated = {_argnum(n, count, variadic, "donate_argnums") for n in _tuple(donate_argnums, int)}
+        if both := self._numbers & self._donated:
+            raise ValueError(f"arguments {sorted(both)} of {self._name} are static: they hold no memory to donate")
+        self._validate = validate
+        self._traces: dict[Any, Traced] = {}
+        self._lock = threading.RLock()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<wgattn.jit of {self._name}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        bound = self._bind(args, kwargs)
+        if current_trace() is not None:
+            return self._inline(bound)
+        arrays = [self._leaf(bound, i) for i in range(len(bound.leaves))]
+        traced = self._traced(bound, [a._aval for a in arrays])
+        return call(traced, arrays, self._name, self._donated_leaves(bound, arrays), self._validate)
+
+    def lower(self, *args: Any, **kwargs: Any) -> "Lowered":
+        """Trace for these arguments without running. Arguments may be jax.ShapeDtypeStruct or other avals."""
+        bound = self._bind(args, kwargs)
+        avals, layouts = [], []
+        for i, x in enumerate(bound.leaves):
+            if not isinstance(x, Array) and hasattr(x, "shape") and hasattr(x, "dtype") and not hasattr(x, "__array__"):
+                avals.append(Aval(tuple(x.shape), np.dtype(x.dtype)))
+                layouts.append(View.natural(tuple(x.shape)))
+                continue
+            array = self._leaf(bound, i)
+            value = array._step.values[array._result]
+            avals.append(array._aval)
+            layouts.append(value.view if isinstance(value, Stored) else View.natural(array.shape))
+        return Lowered(self, self._traced(bound, avals), tuple(layouts))
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        from jax import tree_util
+
+        static: list[tuple[Any, Hashable]] = []
+        for key, value in (*enumerate(args), *sorted(kwargs.items())):
+            if key in (self._numbers if isinstance(key, int) else self._names):
+                try:
+                    hash(value)
+                except TypeError:
+                    raise TypeError(
+                        f"static argument {self._called(key)} of {self._name} must be hashable; "
+                        f"got {type(value).__name__}: give a tuple or a frozen value, or let it be traced"
+                    ) from None
+                # Equal values of two types (1, 1.0, True) are traced apart.
+                static.append((key, (type(value), value)))
+        fixed = {key for key, _ in static}
+        dynamic = (
+            {i: x for i, x in enumerate(args) if i not in fixed},
+            {name: x for name, x in kwargs.items() if name not in fixed},
+        )
+        leaves, tree = tree_util.tree_flatten(dynamic)
+        return Arguments((tree, len(args)), leaves, tuple(static))
+
+    def _leaf(self, bound: Arguments, i: int) -> Array:
+        """Leaf i as an Array. NumPy values are used within this call, so their bytes are not copied first."""
+        x = bound.leaves[i]
+        if isinstance(x, Array):
+            return x
+        try:
+            return of(leaf(*host_value(x, copy=False)))
+        except (TypeError, OverflowError) as error:
+            path = self._path(bound, i)
+            raise type(error)(
+                f"argument {path} of {self._name}: {error}. A value that is no array can be named in static_argnums"
+            ) from None
+
+    def _traced(self, bound: Arguments, avals: list[Aval]) -> Traced:
+        key = (bound.tree, tuple(avals), bound.static)
+        found = self._traces.get(key)
+        if found is None:
+            with self._lock:
+                found = self._traces.get(key)
+                if found is None:
+                    found = self._traces[key] = self._trace(bound, avals)
+        return found
+
+    def _trace(self, bound: Arguments, avals: list[Aval]) -> Traced:
+        trace = Trace(self._name)
+        steps = [
+            Step(Argument(trace, i, f"argument {self._path(bound, i)}"), (), (aval,), [None])
+            for i, aval in enumerate(avals)
+        ]
+        with tracing(trace):
+            result = self._apply(bound, [of(step) for step in steps])
+            return finish(result, steps, trace)
+
+    def _apply(self, bound: Arguments, leaves: list[Array]) -> Any:
+        from jax import tree_util
+
+        tree, count = bound.tree
+        positional, named = tree_util.tree_unflatten(tree, leaves)
+        fixed = {key: value for key, (_, value) in bound.static}  # type: ignore[misc]
+        args = [fixed[i] if i in fixed else positional[i] for i in range(count)]
+        return self._fn(*args, **named, **{key: value for key, value in fixed.items() if isinstance(key, str)})
+
+    def _inline(self, bound: Arguments) -> Any:
+        """Within another trace the operations go straight into it."""
+        return self._apply(bound, [x if isinstance(x, Array) else asarray(x) for x in bound.leaves])
+
+    def _donated_leaves(self, bound: Arguments, arrays: list[Array]) -> list[int]:
+        if not self._donated:
+            return []
+        donated = []
+        for i, array in enumerate(arrays):
+            top = self._top(bound, i)
+            if top not in self._donated:
+                continue
+            if not isinstance(bound.leaves[i], Array):
+                raise TypeError(
+                    f"argument {self._path(bound, i)} of {self._name} is to be donated, and is no wgattn.Array but "
+                    f"{type(bound.leaves[i]).__name__}: only device memory can be; give wgattn.device_put(x)"
+                )
+            _run.stored(array._step, array._result)  # raises for one that is donated already
+            donated.append(i)
+        return donated
+
+    def _keys(self, bound: Arguments, i: int) -> Any:
+        from jax import tree_util
+
+        tree, _ = bound.tree
+        with_paths, _ = tree_util.tree_flatten_with_path(tree_util.tree_unflatten(tree, range(len(bound.leaves))))
+        return with_paths[i][0]
+
+    def _top(self, bound: Arguments, i: int) -> int | str:
+        """The argument that leaf i belongs to: its number, or its name where it was given by name."""
+        key = self._keys(bound, i)[1].key
+        return self._parameters.index(key) if key in self._parameters else key
+
+    def _path(self, bound: Arguments, i: int) -> str:
+        """Leaf i as its user would write it: q, or q['w'][0]."""
+        from jax import tree_util
+
+        _, top, *rest = self._keys(bound, i)
+        return self._called(top.key) + tree_util.keystr(tuple(rest))
+
+    def _called(self, key: int | str) -> str:
+        return self._parameters[key] if isinstance(key, int) and key < len(self._parameters) else str(key)
+
+
+class Lowered:
+    """A function traced for one signature: `as_text()` is its graph before and after fusion; `compile()` is next."""
+
+    def __init__(self, function: JitFunction, traced: Traced, layouts: tuple[View, ...]) -> None:
+        self._function, self._traced, self._layouts = function, traced, layouts
+
+    def as_text(self) -> str:
+        """What was recorded beside what is left of it after fusion. Needs no device."""
+        graph = self._traced.graph_for((*self._layouts, *self._traced.captured_layouts()))
+        return side_by_side(as_text(graph), as_text(_run.fused(graph)))
+
+    def compile(self) -> "Compiled":
+        """Choose the kernels and compile them for the device.
+
+        Raises AdapterNotFoundError without one, UnsupportedError for a named family that cannot serve the call.
+        """
+        graph = self._traced.graph_for((*self._layouts, *self._traced.captured_layouts()))
+        program = _run.executable(graph)
+        program.executable()
+        return Compiled(self._function, self._traced, program)
+
+    def __repr__(self) -> str:
+        return f"Lowered({self._function._name})"
+
+
+class Compiled:
+    """A compiled function. Call it with arguments of the signature it was lowered for."""
+
+    def __init__(self, function: JitFunction, traced: Traced, program: Any) -> None:
+        self._function, self._traced, self._program = function, traced, program
+
+    def as_text(self) -> str:
+        """Every shader that runs: its name, the reason where it was chosen, its constants and its WGSL."""
+        chosen = self._program.schedule.variants
+        parts = []
+        for name, source in self._program.schedule.shaders.items():
+            reason = f"  // {chosen[name].variant.reason}" if name in chosen else ""
+            parts.append(f"// {name}{reason}\n{source.rstrip()}\n")
+        return "\n".join(parts)
+
+    def cost_analysis(self) -> dict[str, int]:
+        """What a run costs: `flops`, with every key counted for every query, and `bytes` read and written."""
+        cost = self._program.schedule.cost
+        return {"flops": cost.flops, "bytes": cost.nbytes}
+
+    def memory_analysis(self) -> dict[str, int]:
+        """Bytes on the device by use: inputs, outputs, constants, scratch."""
+        memory = self._program.schedule.memory
+        return {name: getattr(memory, name) for name in ("inputs", "outputs", "constants", "scratch")}
+
+    @property
+    def variants(self) -> dict[str, Any]:
+        """The attention shaders by name; each value holds `problem` and `variant`, with its reason."""
+        return self._program.schedule.variants
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function = self._function
+        bound = function._bind(args, kwargs)
+        arrays = [function._leaf(bound, i) for i in range(len(bound.leaves))]
+        if function._traces.get((bound.tree, tuple(a._aval for a in arrays), bound.static)) is not self._traced:
+            raise TypeError(
+                f"{function._name} was compiled for other arguments (structure, shapes, dtypes, static values): "
+                "lower it for these"
+            )
+        donated = function._donated_leaves(bound, arrays)
+        return call(self._traced, arrays, function._name, donated, function._validate)
+
+    def __repr__(self) -> str:
+        return f"Compiled({self._function._name})"
+
+
+class Recorded:
+    """What `make_graph` gives: prints as the graph that was recorded; `graph` is the value."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __repr__(self) -> str:
+        return as_text(self.graph)
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    validate: bool = False,
+) -> Any:
+    """A function that is traced once a signature and then runs as one submit, as `jax.jit`.
+
+    Arguments and results are pytrees of arrays (jax.tree_util's registry). A signature is the tree structure, the
+    shapes, dtypes and layouts of the leaves, and the static values, which must be hashable. NumPy arrays are uploaded;
+    Python scalars become 0-d arrays whose value may change without a new trace. Memory of arguments in
+    `donate_argnums` may be written over: they are dead afterwards. With `validate`, or WGATTN_VALIDATE=1, every
+    attention call is compared with the float64 reference.
+
+    Raises TypeError where the function asks a traced Array for its value.
+
+    Example:
+        >>> double = wgattn.jit(lambda x: x * 2); double(np.ones(3, np.float32)).shape
+        (3,)
+    """
+    if fn is None:
+        return functools.partial(
+            jit,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            validate=validate,
+        )
+    if not callable(fn):
+        raise TypeError(f"jit wraps a function; got {type(fn).__name__}")
+    return JitFunction(fn, static_argnums, static_argnames, donate_argnums, validate)
+
+
+def make_graph(fn: Callable[..., Any]) -> Callable[..., Recorded]:
+    """A function that shows what `fn` records for its arguments, as `jax.make_jaxpr`; needs no device.
+
+    Example:
+        >>> wgattn.make_graph(lambda x: x * 2)(np.ones(3, np.float32))
+        a: f32[3]
+        b = multiply a 2.0
+        out b: f32[3]
+    """
+    traced = fn if isinstance(fn, JitFunction) else jit(fn)
+
+    @functools.wraps(fn)
+    def recorded(*args: Any, **kwargs: Any) -> Recorded:
+        return Recorded(traced.lower(*args, **kwargs)._traced.graph)
+
+    return recorded
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[list[str], bool]:
+    """Names of the positional parameters, and whether more may be given."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return [], True
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [name for name, parameter in signature.parameters.items() if parameter.kind in positional]
+    return names, inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def _argnum(number: int, count: int, variadic: bool, option: str) -> int:
+    if not variadic and not -count <= number < count:
+        raise ValueError(f"{option} holds {number}, and the function has {count} positional parameters")
+    return number % count if number < 0 and count else number
+
+
+def _tuple(given: Any, kind: type) -> tuple[Any, ...]:
+    return (given,) if isinstance(given, kind) else tuple(given)

@@ -1,0 +1,132 @@
+"""A function run once on arguments without values: what it recorded, and how that runs on values."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import ref
+
+from . import _run
+from ._array import Array, asarray, of
+from ._graph.graph import Graph, View
+from ._graph.operations import Input
+from ._host import is_scalar
+from ._record import Dead, Recording, Step, Stored, Trace, build, leaf
+
+
+@dataclass(slots=True, eq=False)
+class Traced:
+    """What a trace recorded, and where each leaf of the function's result comes from.
+
+    `sources` holds ("argument", i), ("value", Array) or ("computed", number of the graph's output).
+    """
+
+    recording: Recording
+    arguments: int
+    tree: Any
+    sources: tuple[tuple[str, Any], ...]
+    weak: tuple[bool, ...]
+    laid_out: dict[tuple[View, ...], Graph] = field(default_factory=dict)
+    programs: dict[tuple[tuple[View, ...], frozenset[int]], Any] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        return self.recording.graph
+
+    @property
+    def captured(self) -> tuple[tuple[Step, int], ...]:
+        """The values that came in from outside the function, not as arguments."""
+        return self.recording.leaves[self.arguments :]
+
+    def captured_layouts(self) -> tuple[View, ...]:
+        """How captured values lay when the function was traced."""
+        inputs = {n.operation.index: n.layouts[0] for n in self.graph.nodes if isinstance(n.operation, Input)}
+        return tuple(inputs[i] for i in range(self.arguments, len(inputs)))
+
+    def graph_for(self, layouts: tuple[View, ...]) -> Graph:
+        """The graph with its inputs lying so."""
+        graph = self.laid_out.get(layouts)
+        if graph is None:
+            nodes = tuple(
+                replace(node, layouts=(layouts[node.operation.index],)) if isinstance(node.operation, Input) else node
+                for node in self.graph.nodes
+            )
+            graph = self.laid_out[layouts] = Graph(nodes, self.graph.outputs)
+        return graph
+
+    def run(self, inputs: list[Stored], donated: frozenset[int], validate: bool) -> list[Stored]:
+        """Compile for how the inputs lie, where that is new, and run."""
+        layouts = tuple([stored.view for stored in inputs])
+        if validate:
+            return _run.run(self.graph_for(layouts), inputs, donated, validate=True)
+        program = self.programs.get((layouts, donated))
+        if program is None:
+            program = _run.executable(self.graph_for(layouts), donated)
+            self.programs[layouts, donated] = program
+        return _run.results_of(program, inputs)
+
+
+def finish(result: Any, steps: list[Step], trace: Trace) -> Traced:
+    """The Traced of a function that returned `result` for the arguments `steps`."""
+    from jax import tree_util
+
+    leaves, tree = tree_util.tree_flatten(result)
+    numbers = {id(step): i for i, step in enumerate(steps)}
+    sources: list[tuple[str, Any]] = []
+    outputs: dict[tuple[Step, int], int] = {}
+    for x in leaves:
+        if not isinstance(x, Array):
+            if not (is_scalar(x) or hasattr(x, "__array__")):
+                raise TypeError(f"{trace.function} returned a {type(x).__name__}: results are arrays in a pytree")
+            sources.append(("value", asarray(x)))
+        elif id(x._step) in numbers:
+            sources.append(("argument", numbers[id(x._step)]))
+        elif x._step.operation is None or x._step.serial < trace.start:
+            sources.append(("value", x))
+        else:
+            sources.append(("computed", outputs.setdefault((x._step, x._result), len(outputs))))
+    # What was recorded before the trace is computed once, by itself, and comes in as a value.
+    recording = build(outputs, steps, is_leaf=lambda step: step.serial < trace.start)
+    weak = tuple(step.avals[result].weak for step, result in outputs)
+    return Traced(recording, len(steps), tree, tuple(sources), weak)
+
+
+def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], validate: bool) -> Any:
+    """The function's result for these arguments: one submit, not waited for."""
+    from jax import tree_util
+
+    computed: list[Array] = []
+    if traced.graph.outputs:
+        inputs = [_run.stored(a._step, a._result) for a in arrays]
+        inputs += [_run.stored(step, result) for step, result in traced.captured]
+        free = _give_up(arrays, inputs, donated, name, traced) if donated else frozenset()
+        results = traced.run(inputs, free, validate or _run.validating())
+        graph = traced.graph
+        computed = [
+            of(leaf(stored, replace(graph.aval(use), weak=weak)))
+            for stored, use, weak in zip(results, graph.outputs, traced.weak, strict=True)
+        ]
+    found = {"argument": arrays, "computed": computed}
+    leaves = [x if kind == "value" else found[kind][x] for kind, x in traced.sources]
+    return tree_util.tree_unflatten(traced.tree, leaves)
+
+
+def _give_up(
+    arrays: list[Array], inputs: list[Stored], donated: list[int], name: str, traced: Traced
+) -> frozenset[int]:
+    """Let donated Arrays die. Gives those whose memory nothing else needs, which the program may write over."""
+    free = set()
+    returned = {x for kind, x in traced.sources if kind == "argument"}
+    dead = Dead(
+        f"this Array was donated to {name}, which may have written over its memory. Use what {name} returned, or leave "
+        "its argument out of donate_argnums"
+    )
+    for i in donated:
+        array, stored, aval = arrays[i], inputs[i], arrays[i]._aval
+        shared = stored.shared or i in returned or sum(other.buffer is stored.buffer for other in inputs) > 1
+        if i in returned:
+            arrays[i] = of(leaf(stored, aval))
+        watched = ref(array._step)
+        array._step, array._result = leaf(dead, aval), 0
+        # Steps that are yet to be computed, and functions that captured the value, hold the old step.
+        if watched() is None and not shared:
+            free.add(i)
+    return frozenset(free)
