@@ -1,6 +1,8 @@
 {# What every attention kernel shares: where rows lie, which keys a row keeps, what a logit is, how a row ends.
-   Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL, NATURAL. Operands that are textures, or not bound at all, are named in UNBUFFERED. #}
+   Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL, NATURAL. Operands that are textures, or not bound at all, are named in UNBUFFERED;
+   "segments" in it says that the kernel compares the ids by itself. #}
 {% import "shared/elements.wgsl" as elements %}
+{% import "shared/rotations.wgsl" as rotations %}
 const LOG2_E: f32 = 1.4426950408889634;
 const LN_2: f32 = 0.6931471805599453;
 // A logit that no kept key has: kept logits are never below LOWEST_KEPT, so nothing here depends on infinities.
@@ -51,67 +53,11 @@ fn {{ name }}_row(b: u32, {{ inner }}: u32, {{ outer }}: u32) -> u32 {
 }
 
 %% endfor
-%% if problem.rope is not none
-// cos and sin at a position, for one pair of elements. A position's digits (4096 · 1024 · 1024) each have a table; the last is signed.
-fn rotation(position: i32, pair: u32) -> vec2f {
-    let bits = bitcast<u32>(position);
-    var turn = rope_tables[(bits & 4095u) * parameters.rope_pairs + pair];
-    if (bits > 4095u) {
-        turn = turned(turn, rope_tables[(4096u + ((bits >> 12u) & 1023u)) * parameters.rope_pairs + pair]);
-        if ((bits >> 22u) != 0u) {
-            turn = turned(turn, rope_tables[(5120u + (bits >> 22u)) * parameters.rope_pairs + pair]);
-        }
-    }
-    return turn;
-}
-
-fn turned(a: vec2f, b: vec2f) -> vec2f {
-    return vec2f(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x);
-}
-
+%% if problem.rope is not none and not ("query" in UNBUFFERED and "key" in UNBUFFERED)
+{{ rotations.rotation() }}
 %% for name in ("query", "key")
 %% if name not in UNBUFFERED
-fn load_{{ name }}_rotated(row: u32, chunk: u32, position: i32) -> vec4f {
-    let plain = load_{{ name }}(row, chunk);
-    let first = 4u * chunk;
-    let pairs = parameters.rope_pairs;
-    if (first >= 2u * pairs) {
-        return plain;
-    }
-%% if problem.rope == "interleaved"
-    let a = rotation(position, 2u * chunk);
-    let xy = vec2f(plain.x * a.x - plain.y * a.y, plain.x * a.y + plain.y * a.x);
-    if (2u * chunk + 1u >= pairs) {
-        return vec4f(xy, plain.zw);
-    }
-    let b = rotation(position, 2u * chunk + 1u);
-    return vec4f(xy, plain.z * b.x - plain.w * b.y, plain.z * b.y + plain.w * b.x);
-%% elif problem.rope == "half4"
-    let upper = first >= pairs;
-    let pair = select(first, first - pairs, upper);
-    let other = load_{{ name }}(row, select(chunk + pairs / 4u, chunk - pairs / 4u, upper));
-    let a = rotation(position, pair);
-    let b = rotation(position, pair + 1u);
-    let c = rotation(position, pair + 2u);
-    let d = rotation(position, pair + 3u);
-    let sines = vec4f(a.y, b.y, c.y, d.y);
-    return plain * vec4f(a.x, b.x, c.x, d.x) + select(-sines, sines, upper) * other;
-%% else
-    var four = plain;
-    for (var i = 0u; i < 4u; i++) {
-        let element = first + i;
-        if (element < 2u * pairs) {
-            let upper = element >= pairs;
-            let pair = select(element, element - pairs, upper);
-            let other = element_{{ name }}(row + select(element + pairs, element - pairs, upper));
-            let turn = rotation(position, pair);
-            four[i] = plain[i] * turn.x + select(-turn.y, turn.y, upper) * other;
-        }
-    }
-    return four;
-%% endif
-}
-
+{{ rotations.rotated_reader(name, problem.rope) }}
 %% endif
 %% endfor
 %% endif
@@ -304,7 +250,7 @@ fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept) -> f32 {
     let mask_at = mask_row(b, n, t) + (s - parameters.key_first) * parameters.mask_s;
     keep = keep && ((mask[mask_at / 4u] >> (8u * (mask_at % 4u))) & 0xffu) != 0u;
 %% endif
-%% if problem.segments
+%% if problem.segments and "segments" not in UNBUFFERED
     keep = keep && row_query_segments(b, parameters.t_first + t) == row_key_segments(b, s);
 %% endif
     return select(MASKED, x, keep);
