@@ -1,4 +1,4 @@
-"""The forward pass timed: wgattn, its plain family and jax.nn in one process, checked first, inputs on their devices."""
+"""The forward pass timed: wgattn, its plain family and jax.nn in one process; checked first, inputs on the device."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -134,7 +134,7 @@ def _checked(
         found = measure("out", np.asarray(one.call())[:, rows], right, allowed, rows, 1)
         if not found.ok and one.name.startswith("wgattn"):
             raise wgattn.ValidationError(
-                f"{one.name} is off by {found.most:.3g} at out{list(found.worst)} (at most {allowed.most:.3g}): nothing is "
-                "timed. `wgattn validate` checks the adapter; please report this with `wgattn info --json`"
+                f"{one.name} is off by {found.most:.3g} at out{list(found.worst)} (at most {allowed.most:.3g}): "
+                "nothing is timed. `wgattn validate` checks the adapter; please report this with `wgattn info --json`"
             )
         yield one.name, found.most

@@ -1,0 +1,36 @@
+"""The command line run in a process of its own, as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from wgattn._runtime.profile import DeviceProfile, Limits
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_ADAPTER = {"VK_DRIVER_FILES": os.devnull, "VK_ICD_FILENAMES": os.devnull, "WGPU_BACKEND_TYPE": "Vulkan"}
+LAPTOP = DeviceProfile(
+    name="a laptop's GPU", kind="integrated", subgroups=True, f16=True, limits=Limits(workgroup_bytes=32768)
+)
+
+
+def wgattn(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m wgattn` with these arguments and variables; its exit code, stdout and stderr."""
+    command = [sys.executable, "-m", "wgattn", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+
+
+def values(*arguments: str | Path, **environment: str) -> Any:
+    """What a command that has to succeed prints, as JSON."""
+    done = wgattn(*arguments, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def profile_file(folder: Path, profile: DeviceProfile = LAPTOP) -> Path:
+    """A file as `wgattn info --json` writes it on a machine with that device."""
+    path = folder / "info.json"
+    path.write_text(json.dumps({"provider": profile.provider, "profile": profile.to_json()}))
+    return path

@@ -1,0 +1,102 @@
+"""`wgattn explain`: the choice and its reasons, replayed from another machine's report."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faces.command_line import NO_ADAPTER, profile_file, values, wgattn
+
+
+def test_a_report_is_replayed_without_an_adapter(tmp_path: Path) -> None:
+    options = ("--q", "2,1024,8,64", "--kv-heads", "2", "--dtype", "f16", "--causal", "--window", "255,0", "--rope")
+    done = wgattn("explain", *options, "--profile", profile_file(tmp_path), **NO_ADAPTER)
+    assert done.returncode == 0, done.stderr
+    labels = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
+    assert labels == ["variant", "adapter", "because", "passed", "constants", "launch"]
+    assert "a laptop's GPU" in done.stdout
+    assert "workgroup memory" in done.stdout
+
+
+def test_every_option_reaches_the_variant(tmp_path: Path) -> None:
+    file = profile_file(tmp_path)
+    call = ("explain", "--json", "--profile", file, "--q", "1,40,4,32")
+    names = [values(*call, *option, **NO_ADAPTER)["variant"] for option in OPTIONS]
+    assert len(set(names)) == len(names), names
+
+
+OPTIONS = [
+    (),
+    ("--causal",),
+    ("--window", "3,0"),
+    ("--rope",),
+    ("--softcap", "20"),
+    ("--sinks",),
+    ("--bias", "TS"),
+    ("--mask", "TS"),
+    ("--key-lengths",),
+    ("--query-lengths",),
+    ("--residual",),
+    ("--kv-heads", "2"),
+    ("--value-dim", "64"),
+    ("--dtype", "bf16"),
+]
+
+
+def test_the_json_says_what_runs(tmp_path: Path) -> None:
+    found = values("explain", "--json", "--wgsl", "--q", "1,64,4,32", "--profile", profile_file(tmp_path), **NO_ADAPTER)
+    assert found["variant"].startswith(found["family"])
+    assert "@compute" in found["wgsl"][found["variant"]]
+    assert found["workgroup_bytes"] <= 32768
+    assert all(min(launch["workgroups"]) >= 1 for launch in found["launches"])
+    assert all(one["reason"] for one in found["passed"])
+
+
+def test_the_shader_is_printed_alone(tmp_path: Path) -> None:
+    done = wgattn("explain", "--wgsl", "--q", "1,64,4,32", "--profile", profile_file(tmp_path), **NO_ADAPTER)
+    assert done.returncode == 0, done.stderr
+    assert "@compute" in done.stdout
+    assert "because" not in done.stdout.split("\n")[0]
+
+
+def test_a_named_family_is_the_one_that_serves(tmp_path: Path) -> None:
+    call = ("explain", "--json", "--q", "1,64,4,32", "--profile", profile_file(tmp_path))
+    assert values(*call, "--implementation", "plain", **NO_ADAPTER)["family"] == "plain"
+    done = wgattn(*call, "--implementation", "magic", **NO_ADAPTER)
+    assert done.returncode == 1
+    assert "magic" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["not json", "{}", "[1]", '{"profile": {"colour": "red"}}'])
+def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "info.json"
+    path.write_text(content)
+    done = wgattn("explain", "--profile", path, **NO_ADAPTER)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--q", "1,2,x,4"), "--q"),
+        (("--q", "1,2"), "--q"),
+        (("--kv-heads", "3"), "--kv-heads"),
+        (("--window", "a"), "--window"),
+        (("--window", "1,2,3"), "--window"),
+        (("--dtype", "f64"), "--dtype"),
+        (("--bias", "STB"), "--bias"),
+        (("--colour", "red"), "--colour"),
+    ],
+)
+def test_a_wrong_option_is_named(options: tuple[str, ...], named: str) -> None:
+    done = wgattn("explain", *options, **NO_ADAPTER)
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_empty_axis_has_no_kernel(tmp_path: Path) -> None:
+    done = wgattn("explain", "--q", "0,4,4,8", "--profile", profile_file(tmp_path), **NO_ADAPTER)
+    assert done.returncode == 1
+    assert "empty axis" in done.stderr

@@ -1,0 +1,69 @@
+"""`wgattn info`, and what the command line says where there is no adapter."""
+
+import os
+
+import pytest
+
+from tests.faces.command_line import NO_ADAPTER, values, wgattn
+from wgattn import _runtime
+from wgattn._runtime.profile import DeviceProfile
+
+
+@pytest.mark.device
+def test_the_suite_runs_on_the_adapter_that_is_expected() -> None:
+    """CI sets WGATTN_EXPECT_ADAPTER, so that a run on another adapter than it was meant for is not green."""
+    name = _runtime.current_profile().name
+    assert name
+    assert os.environ.get("WGATTN_EXPECT_ADAPTER", "") in name
+
+
+@pytest.mark.device
+def test_the_json_holds_a_profile() -> None:
+    report = values("info", "--json")
+    assert DeviceProfile.from_json(report["profile"]) == _runtime.current_profile()
+    assert report["profile"]["name"] in [adapter["name"] for adapter in report["adapters"]]
+
+
+@pytest.mark.device
+def test_software_is_called_software() -> None:
+    done = wgattn("info")
+    assert done.returncode == 0, done.stderr
+    assert _runtime.current_profile().name in done.stdout
+    assert ("this adapter is software" in done.stdout) == _runtime.current_profile().is_cpu
+
+
+@pytest.mark.parametrize("command", ["info", "demo", "validate", "explain"])
+def test_a_missing_adapter_is_one_message(command: str) -> None:
+    done = wgattn(command, **NO_ADAPTER)
+    assert done.returncode == 1
+    assert "Install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_adapter_is_one_message() -> None:
+    done = wgattn("info", WGATTN_ADAPTER="no such thing")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("platform", "release", "told"),
+    [
+        ("linux", "ID=debian", "nvidia-driver"),
+        ("linux", "ID=ubuntu\nID_LIKE=debian", "ubuntu-drivers"),
+        ("linux", "ID=fedora", "dnf"),
+        ("linux", "", "maker's package"),
+        ("win32", "", "Direct3D 12"),
+        ("darwin", "", "Metal"),
+    ],
+)
+def test_the_driver_for_a_gpu_is_named(platform: str, release: str, told: str) -> None:
+    from wgattn._cli.info import gpu_driver
+
+    assert told in gpu_driver(platform, release)
+
+
+def test_help_names_every_command() -> None:
+    done = wgattn("--help")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("info", "demo", "validate", "explain", "bench"))

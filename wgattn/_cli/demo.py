@@ -1,0 +1,57 @@
+"""`wgattn demo`: one call, from what was written to how fast it runs."""
+
+import inspect
+from dataclasses import replace
+
+import numpy as np
+
+import wgattn
+from wgattn import _runtime
+from wgattn._cli import show
+from wgattn._cli.bench import print_figures, timed
+from wgattn._cli.explain import as_lines, explanation
+from wgattn._cli.info import software_note
+from wgattn.bench.forward import default_workload
+
+
+def attend(q, k, v):  # q BTNH: 8 query heads; k, v BKSH: 2 key/value heads, as other libraries lay them out
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    q, k = wgattn.nn.rope(q), wgattn.nn.rope(k)
+    return wgattn.nn.dot_product_attention(q, k, v, is_causal=True)
+
+
+def demo() -> None:
+    """Record a call, show its graph, its kernel and the reason, check it, and time it. Raises ValidationError."""
+    profile = _runtime.current_profile()
+    workload = replace(default_workload(profile), rope=True)
+    arrays = workload.arrays()
+    q, k, v = arrays["query"], arrays["key"].swapaxes(1, 2).copy(), arrays["value"].swapaxes(1, 2).copy()
+
+    show.heading("the adapter")
+    show.lines({"name": profile.name, "kind": f"{profile.kind}, {profile.backend}, {profile.driver}"})
+    show.heading("the function")
+    show.verbatim(inspect.getsource(attend))
+    show.heading("its graph")
+    function = wgattn.jit(attend)
+    show.verbatim(function.lower(q, k, v).as_text())
+    show.heading("its kernel")
+    show.lines(as_lines(explanation(workload, profile)))
+
+    show.heading("the check")
+    options = {"is_causal": True, "rope": wgattn.nn.Rope()}
+    report = wgattn.validate(arrays["query"], arrays["key"], arrays["value"], **options)
+    show.verbatim(str(report))
+    traced = np.asarray(function(q, k, v))
+    called = np.asarray(wgattn.nn.dot_product_attention(arrays["query"], arrays["key"], arrays["value"], **options))
+    difference = float(np.abs(traced - called).max())
+    show.lines({"traced": f"the function above is within {difference:.1e} of that call"})
+    if not report.ok or difference > report.measures[0].allowed.most:
+        raise wgattn.ValidationError(
+            "the result is off, see the table above: `wgattn validate` checks the whole adapter"
+        )
+
+    show.heading("the time")
+    print_figures(timed(workload))
+    if note := software_note(profile.kind):
+        show.console.print()
+        show.lines({"note": note})
