@@ -3,8 +3,20 @@ Elements of arrays that are bound as words. `load(name, dtype)` makes `load_name
 of one element; `cast(name, source, dtype)` makes `name(value)` from the register `source` (f32, i32, u32 or bool) to the one of `dtype`.
 Rounding is integer arithmetic, so that NaN, subnormals and ties are the same on every device.
 #}
+{# Floats narrower than float32, by their codes without sign: how many mantissa bits they drop, what moves the exponent, the first normal,
+   the step of subnormals, the float32 whose last bit is that step, the first code that is no number and how it becomes one of float32. #}
+{% set narrow = {
+    "f16": {"sign": 15, "drop": 13, "bias": 0x38000000, "normal": 0x400, "step": "5.9604644775390625e-8", "anchor": 0x3f000000,
+            "limit": 0x7c00, "special": 0x38000000, "nan": 0x7e00},
+    "f8e4m3": {"sign": 7, "drop": 20, "bias": 0x3c000000, "normal": 8, "step": "0.001953125", "anchor": 0x46800000,
+               "limit": 0x7f, "special": 0x3bd00000, "nan": 0x7f},
+    "f8e5m2": {"sign": 7, "drop": 21, "bias": 0x38000000, "normal": 4, "step": "1.52587890625e-5", "anchor": 0x43000000,
+               "limit": 0x7c, "special": 0x38000000, "nan": 0x7e},
+} %}
+
 {% macro register(dtype) -%}
-{{ {"f32": "f32", "f16": "f32", "bf16": "f32", "i32": "i32", "u32": "u32", "bool": "bool", "i8": "i32", "u8": "u32"}[dtype] }}
+{{ {"f32": "f32", "f16": "f32", "bf16": "f32", "i32": "i32", "u32": "u32", "bool": "bool", "i8": "i32", "u8": "u32",
+    "f8e4m3": "f32", "f8e5m2": "f32"}[dtype] }}
 {%- endmacro %}
 
 {% macro bits(dtype) -%}
@@ -31,13 +43,14 @@ fn load_{{ name }}(index: u32) -> {{ register(dtype) }} {
     return bitcast<f32>(bits);
 %% elif dtype == "bf16"
     return bitcast<f32>(bits << 16u);
-%% elif dtype == "f16"
-    let sign = (bits & 0x8000u) << 16u;
-    let magnitude = bits & 0x7fffu;
-    let special = select(0u, 0x38000000u, magnitude >= 0x7c00u);
-    let normal = (magnitude << 13u) + 0x38000000u + special;
-    let small = bitcast<u32>(f32(magnitude) * 5.9604645e-8); // 2^-24, exact
-    return bitcast<f32>(sign | select(normal, small, magnitude < 0x400u));
+%% elif dtype in narrow
+{% set float = narrow[dtype] %}
+    let sign = (bits >> {{ float.sign }}u) << 31u;
+    let magnitude = bits & {{ 2 ** float.sign - 1 }}u;
+    let special = select(0u, {{ float.special }}u, magnitude >= {{ float.limit }}u);
+    let normal = (magnitude << {{ float.drop }}u) + {{ float.bias }}u + special;
+    let small = bitcast<u32>(f32(magnitude) * {{ float.step }});
+    return bitcast<f32>(sign | select(normal, small, magnitude < {{ float.normal }}u));
 %% elif dtype == "i32"
     return bitcast<i32>(bits);
 %% elif dtype == "i8"
@@ -59,19 +72,15 @@ fn encode(value: {{ register(dtype) }}) -> u32 {
     let bits = bitcast<u32>(value);
     let rounded = (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
     return select(rounded, ((bits >> 16u) & 0x8000u) | 0x7fc0u, (bits & 0x7fffffffu) > 0x7f800000u);
-%% elif dtype == "f16"
-    let bits = bitcast<u32>(value);
-    let sign = (bits >> 16u) & 0x8000u;
-    let magnitude = bits & 0x7fffffffu;
-    var found = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13u) & 1u)) >> 13u;
-    if (magnitude < 0x38800000u) { // below 2^-14: adding 1/2 leaves the multiples of 2^-24 in the low bits
-        found = bitcast<u32>(bitcast<f32>(magnitude) + 0.5) - 0x3f000000u;
-    } else if (magnitude > 0x7f800000u) {
-        found = 0x7e00u;
-    } else if (magnitude >= 0x477ff000u) { // 65520 and above
-        found = 0x7c00u;
-    }
-    return sign | found;
+%% elif dtype in narrow
+{% set float = narrow[dtype] %}
+    let magnitude = bitcast<u32>(value) & 0x7fffffffu;
+    let odd = (magnitude >> {{ float.drop }}u) & 1u;
+    let normal = (magnitude - {{ float.bias }}u + {{ 2 ** (float.drop - 1) - 1 }}u + odd) >> {{ float.drop }}u;
+    let small = bitcast<u32>(bitcast<f32>(magnitude) + bitcast<f32>({{ float.anchor }}u)) - {{ float.anchor }}u;
+    var found = min(select(normal, small, magnitude < {{ float.bias + 0x800000 }}u), {{ float.limit }}u);
+    found = select(found, {{ float.nan }}u, magnitude > 0x7f800000u);
+    return ((bitcast<u32>(value) >> 31u) << {{ float.sign }}u) | found;
 %% elif dtype == "i8"
     return bitcast<u32>(value) & 0xffu;
 %% elif dtype == "u8"

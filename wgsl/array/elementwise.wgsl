@@ -30,7 +30,7 @@ fn exponential(value: f32) -> f32 {
     let bits = bitcast<u32>(value);
     let inner = clamp(value, -87.5, 88.7228317);
     let n = round(inner * 1.44269504);
-    let r = (inner - n * 0.693359375) + n * 2.12194440e-4;
+    let r = fma(n, 2.12194440e-4, fma(n, -0.693359375, inner)); // ln 2 in two parts, the first product exact
     var series = 1.9875691500e-4 * r + 1.3981999507e-3;
     series = series * r + 8.3334519073e-3;
     series = series * r + 4.1665795894e-2;

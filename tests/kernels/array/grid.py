@@ -5,8 +5,8 @@ from itertools import product
 
 import numpy as np
 
-from wgattn._dtypes import COMPUTE, FLOATS, bool_, float16, float32, int8, int32, uint8
-from wgattn._kernels.array import copy, elementwise, fill, reduce, rope
+from wgattn._dtypes import COMPUTE, FLOATS, bool_, float16, float32, int32
+from wgattn._kernels.array import copy, elementwise, fill, pointwise, reduce, rope
 from wgattn._kernels.array.elementwise import ARITY, COMPARISONS, LOGIC
 from wgattn._kernels.kernel import Operand, Plan, natural_strides
 from wgattn._kernels.rotation import Rope
@@ -22,7 +22,7 @@ def natural(dtype: np.dtype, *shape: int) -> Operand:
 
 def every_plan(profile: DeviceProfile) -> Iterator[Plan]:
     """Plans whose variants cover what the array kernels can be asked for."""
-    taken = (*COMPUTE, int8, uint8)
+    taken = pointwise.TAKEN
     for source, result in product(taken, taken):
         yield copy.plan(natural(source, 3, 5), natural(result, 3, 5), profile)
         turned = Operand(source, (3, 5, 2), (1, 3, 15))

@@ -7,14 +7,26 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from wgattn._dtypes import COMPUTE, bfloat16, bool_, float16, float32, int8, int32, short_name, uint8, uint32
-from wgattn._kernels.array import copy
+from wgattn._dtypes import (
+    bfloat16,
+    bool_,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    int8,
+    int32,
+    short_name,
+    uint8,
+    uint32,
+)
+from wgattn._kernels.array import copy, pointwise
 
 from .views import filled, operand, profile, same
 
 pytestmark = pytest.mark.device
 
-TAKEN = (*COMPUTE, int8, uint8)
+TAKEN = pointwise.TAKEN
 TIES = [
     65504.0,
     65519.9,
@@ -39,8 +51,8 @@ def values(dtype: np.dtype, size: int) -> np.ndarray:
     return numbers.astype(dtype)
 
 
-@pytest.mark.parametrize("source", TAKEN, ids=short_name)
-@pytest.mark.parametrize("result", TAKEN, ids=short_name)
+@pytest.mark.parametrize("source", pointwise.TAKEN, ids=short_name)
+@pytest.mark.parametrize("result", pointwise.TAKEN, ids=short_name)
 def test_cast(source, result):
     x = values(source, 37)
     if result in (uint8, uint32):
@@ -49,7 +61,7 @@ def test_cast(source, result):
     assert same(found, x.astype(result))
 
 
-@pytest.mark.parametrize("dtype", [float16, bfloat16, float32, bool_], ids=short_name)
+@pytest.mark.parametrize("dtype", [float16, bfloat16, float8_e4m3fn, float8_e5m2, float32, bool_], ids=short_name)
 def test_rounding_is_numpys(dtype):
     random = np.random.default_rng(0)
     x = np.concatenate([TIES, SPECIAL, random.normal(size=3000), np.exp(random.normal(size=3000) * 12)]).astype(
@@ -61,9 +73,9 @@ def test_rounding_is_numpys(dtype):
         assert same(found, x.astype(dtype))
 
 
-@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=short_name)
-def test_every_16_bit_float_is_read_and_written_exactly(dtype):
-    x = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+@pytest.mark.parametrize("dtype", [float16, bfloat16, float8_e4m3fn, float8_e5m2], ids=short_name)
+def test_every_narrow_float_is_read_and_written_exactly(dtype):
+    x = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype)
     wide = np.zeros(x.shape, np.float32)
     found = filled(copy.plan(operand(x), operand(wide), profile()), {"source": x}, wide)
     assert same(found, x.astype(np.float32))

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from wgattn._dtypes import (
-    float8_e4m3fn,
     float16,
     float32,
     int4,
-    short_name,
 )
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.array import copy, fill, reduce, rope
@@ -58,10 +56,9 @@ def test_axes_are_merged_so_that_few_variants_serve_many_shapes():
     assert names == {"copy-f32-f16-o0i1"}
 
 
-@pytest.mark.parametrize("dtype", [float8_e4m3fn, int4], ids=short_name)
-def test_dtypes_without_a_kernel_are_refused(dtype):
+def test_dtypes_without_a_kernel_are_refused():
     with pytest.raises(UnsupportedError, match=r"array kernels; they take float32, float16"):
-        copy.plan(natural(dtype, 4), natural(float32, 4), PROFILE)
+        copy.plan(natural(int4, 4), natural(float32, 4), PROFILE)
 
 
 def test_what_cannot_be_bound_is_refused_with_its_size():
@@ -95,5 +92,5 @@ def test_huge_arrays_are_cut_and_their_addresses_stay_32_bit():
 
 def test_scratch_of_a_long_sum_is_small_and_bound_whole():
     plan = reduce.plan(natural(float32, 1 << 20), (0,), natural(float32), 1, PROFILE)
-    assert [scratch.nbytes for scratch in plan.scratch.values()] == [4 * 4096, 4 * 16]
+    assert [scratch.nbytes for scratch in plan.scratch.values()] == [4 * 4096, 4 * 64]
     assert len(plan.steps) == 3

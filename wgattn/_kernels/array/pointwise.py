@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from wgattn._dtypes import COMPUTE, bool_, int8, short_name, uint8
+from wgattn._dtypes import COMPUTE, bool_, float8_e4m3fn, float8_e5m2, int8, short_name, uint8
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.kernel import Binding, Bytes, Launch, Operand, Parameters, Plan, Scalar, Variant, fold_workgroups
 from wgattn._runtime.profile import DeviceProfile
@@ -19,7 +19,7 @@ from wgattn._runtime.profile import DeviceProfile
 WORKGROUP = 64
 WORD = 4
 MAX_RANK = 8
-TAKEN = (*COMPUTE, int8, uint8)
+TAKEN = (*COMPUTE, int8, uint8, float8_e4m3fn, float8_e5m2)
 _REGISTERS = {"f": "f32", "V": "f32", "i": "i32", "u": "u32", "b": "bool"}
 
 
@@ -52,6 +52,8 @@ def register(dtype: np.dtype) -> str:
     if dtype not in TAKEN:
         known = ", ".join(d.name for d in TAKEN)
         raise UnsupportedError(f"{dtype.name} elements cannot be read or written by array kernels; they take {known}")
+    if dtype in (float8_e4m3fn, float8_e5m2):
+        return "f32"
     return "bool" if dtype == bool_ else _REGISTERS[dtype.kind]
 
 

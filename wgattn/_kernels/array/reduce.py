@@ -14,13 +14,15 @@ from wgattn._runtime.profile import DeviceProfile
 
 NAME = "sum"
 CHUNK = 256  # elements that one invocation adds, in four interleaved sums
+SMALL_CHUNK = 64  # where there would be too few invocations to fill a GPU
+ENOUGH = 4096
 
 
 def plan(source: Operand, axes: tuple[int, ...], result: Operand, divisor: float, profile: DeviceProfile) -> Plan:
     """Sum `source` over `axes`, divide by `divisor` where it is not 1, and cast to `result`'s dtype.
 
     `result` has the axes that are kept, with or without the summed ones as 1. A float result is accumulated in float32,
-    an integer one in its own type, and wraps. Long sums are made of sums of 256 elements, in as many launches as that
+    an integer one in its own type, and wraps. Long sums are made of sums of at most 256 elements, in as many launches as it
     takes. Names: "source", "result".
 
     Raises ValueError for shapes that do not fit or a divisor of an integer sum, UnsupportedError as `copy.plan`.
@@ -50,7 +52,7 @@ def plan(source: Operand, axes: tuple[int, ...], result: Operand, divisor: float
     name, base = "source", _take(source, kept)
     while True:
         sections = tuple(_sections(over, profile))
-        parts = [-(-math.prod(section.shape) // CHUNK) for section in sections]
+        parts = [_parts(math.prod(section.shape), math.prod(shape)) for section in sections]
         if sum(parts) == 1:
             steps += _launches(base, name, over, 1, result, "result", divisor, profile)
             return Plan(tuple(steps), scratch)
@@ -63,6 +65,12 @@ def plan(source: Operand, axes: tuple[int, ...], result: Operand, divisor: float
             steps += _launches(replace(base, offset=section.offset), name, section, count, rows, partial, 1, profile)
             first += count
         name, base, over = partial, _take(made, list(range(1, len(made.shape)))), _take(made, [0])
+
+
+def _parts(count: int, sums: int) -> int:
+    """Into how many partial sums each of `sums` sums of `count` elements is cut."""
+    parts = -(-count // CHUNK)
+    return parts if parts == 1 or parts * sums >= ENOUGH else -(-count // SMALL_CHUNK)
 
 
 def _accumulator(dtype: np.dtype) -> np.dtype:
