@@ -93,6 +93,22 @@ def test_attention_with_every_operand():
     check(r.graph(out, Use(out.node, 1)), 2e-5)
 
 
+@pytest.mark.parametrize("dtype", [float32, float16])
+@pytest.mark.parametrize("dim", [8, 5])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_results_are_written_into_what_they_are_concatenated_to(dtype, dim, axis):
+    r = Recording()
+    x, y = (r.input(2, 5, 2, dim, dtype=dtype) for _ in range(2))
+    parts = [r.attention(x, y, y, Call(CAUSAL)), r.do(op.Transpose((0, 1, 2, 3)), r.input(2, 5, 2, dim, dtype=dtype))]
+    parts += [r.attention(y, y, x)]
+    flat = [r.do(op.Reshape((2, 5, 2 * dim)), part) for part in parts]
+    graph = r.graph(r.do(op.Concatenate(axis), *flat))
+    check(graph, 2e-5 if dtype == float32 else 2e-2)
+    steps = len(compile(fuse(graph), _runtime.current_profile()).program.commands)
+    padded = dtype == float16 and dim == 5
+    assert steps == (7 if padded else 3)
+
+
 def test_fused_calls_on_the_device():
     r = Recording()
     q, k, v = (r.input(3, 2, 5, 2, 8, dtype=float16) for _ in range(3))

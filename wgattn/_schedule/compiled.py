@@ -43,5 +43,5 @@ class Compiled:
 
 
 def load(graph: Graph, donated: frozenset[int] = frozenset(), *, taps: bool = False) -> Compiled:
-    """`compile` for the process's device, which is made where there is none. Nothing is uploaded before the first run."""
+    """`compile` for the process's device, made where there is none. Nothing is uploaded before the first run."""
     return Compiled(compile(graph, current_profile(), donated, taps=taps))

@@ -1,19 +1,19 @@
 """Which values share a slot: those that are never alive together. What a step reads and what it writes are."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wgattn._kernels.kernel import Texture
 
 from .values import Step, Value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slots:
     """For each value its slot (None: no step touches it), and each slot's size: bytes or a texture."""
 
-    of: tuple[int | None, ...]
-    sizes: tuple[int | Texture, ...]
+    of: list[int | None]
+    sizes: list[int | Texture] = field(default_factory=list)
 
 
 def assign_slots(
@@ -24,64 +24,66 @@ def assign_slots(
     A scratch value takes the smallest free slot that holds it, or else makes the largest free one larger. An output
     takes a free slot of exactly its size, or a donated one at least as large: none keeps more memory than it needs.
     """
-    first, last = _spans(values, steps)
-    sizes: list[int | Texture] = []
-    of: list[int | None] = [None] * len(values)
-    free: list[int] = []
-    fixed: set[int] = set()  # slots whose size is the caller's
+    first, last = _spans(steps)
+    slots = Slots([None] * len(values))
+    free: set[int] = set()
+    donated_bytes: dict[int, int] = {}  # of slots whose size is the caller's: how much of them may be written
 
     def place(number: int) -> None:
-        fit = _fitting(
-            values[number],
-            [s for s in free if number not in outputs or s in fixed or sizes[s] == values[number].nbytes],
-            sizes,
-            fixed,
-        )
-        if fit is None:
-            of[number] = len(sizes)
-            sizes.append(values[number].texture or values[number].nbytes)
-            return
-        of[number] = fit
-        free.remove(fit)
-        size = sizes[fit]
+        slot = _fitting(values[number], number in outputs, slots, free, donated_bytes)
+        if slot is None:
+            slot = len(slots.sizes)
+            slots.sizes.append(values[number].texture or values[number].nbytes)
+        free.discard(slot)
+        slots.of[number] = slot
+        size = slots.sizes[slot]
         if not isinstance(size, Texture):
-            sizes[fit] = max(size, values[number].nbytes)
+            slots.sizes[slot] = max(size, values[number].nbytes)
+
+    def release(number: int) -> None:
+        slot = slots.of[number]
+        if slot is not None and number not in outputs and (values[number].made or number in donated):
+            free.add(slot)
 
     for number, value in enumerate(values):
         if not value.made:
-            place(number)
-            if value.argument is not None:
-                fixed.add(len(sizes) - 1)
-                if number in donated and number not in last and number not in outputs:
-                    free.append(len(sizes) - 1)
-    starts, ends = _by_step(first), _by_step(last)
-    for at in range(len(steps)):
-        for number in starts.get(at, ()):
-            if values[number].made:
+            slots.of[number] = len(slots.sizes)
+            slots.sizes.append(value.nbytes)
+            if number in donated:
+                donated_bytes[len(slots.sizes) - 1] = value.reusable
+                if number not in last:
+                    release(number)
+    for at, step in enumerate(steps):
+        touched = sorted({number for number, _ in step.uses()})
+        for number in touched:
+            if first[number] == at and values[number].made:
                 place(number)
-        for number in ends.get(at, ()):
-            slot = of[number]
-            if slot is not None and number not in outputs and (values[number].made or number in donated):
-                free.append(slot)
+        for number in touched:
+            if last[number] == at:
+                release(number)
     for number in outputs:
-        if of[number] is None:
+        if slots.of[number] is None:
             place(number)
-    return Slots(tuple(of), tuple(sizes))
+    return slots
 
 
-def _fitting(value: Value, free: Sequence[int], sizes: Sequence[int | Texture], fixed: Collection[int]) -> int | None:
+def _fitting(
+    value: Value, output: bool, slots: Slots, free: Collection[int], donated_bytes: dict[int, int]
+) -> int | None:
+    """The free slot that a value takes, if any."""
     if value.texture is not None:
-        return next((slot for slot in free if sizes[slot] == value.texture), None)
-    if not value.made:
-        return None
-    buffers = [(size, slot) for slot in free if isinstance(size := sizes[slot], int)]
-    large = [found for found in buffers if found[0] >= value.nbytes]
+        return min((slot for slot in free if slots.sizes[slot] == value.texture), default=None)
+    room = {slot: donated_bytes.get(slot, size) for slot in free if isinstance(size := slots.sizes[slot], int)}
+    large = [(size, slot) for slot, size in room.items() if size >= value.nbytes]
+    if output:
+        large = [(size, slot) for size, slot in large if slot in donated_bytes or size == value.nbytes]
     if large:
         return min(large)[1]
-    return max((found for found in buffers if found[1] not in fixed), default=(0, None))[1]
+    growing = [] if output else [(size, slot) for slot, size in room.items() if slot not in donated_bytes]
+    return max(growing, default=(0, None))[1]
 
 
-def _spans(values: Sequence[Value], steps: Sequence[Step]) -> tuple[dict[int, int], dict[int, int]]:
+def _spans(steps: Sequence[Step]) -> tuple[dict[int, int], dict[int, int]]:
     """The first and the last step that touches each value."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -90,10 +92,3 @@ def _spans(values: Sequence[Value], steps: Sequence[Step]) -> tuple[dict[int, in
             first.setdefault(number, at)
             last[number] = at
     return first, last
-
-
-def _by_step(spans: dict[int, int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for number, at in spans.items():
-        found.setdefault(at, []).append(number)
-    return found

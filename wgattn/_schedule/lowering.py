@@ -10,15 +10,18 @@ from wgattn._dtypes import float32
 from wgattn._errors import UnsupportedError
 from wgattn._graph import operations as op
 from wgattn._graph.graph import Graph, Node, Use
+from wgattn._graph.rewrite.strides import through
 from wgattn._kernels.array import copy, elementwise, rearrange, reduce, rope
+from wgattn._kernels.array.pointwise import cut
 from wgattn._kernels.attention.choose import choose
 from wgattn._kernels.attention.choose import plan as plan_attention
 from wgattn._kernels.attention.problem import AttentionProblem, describe
-from wgattn._kernels.kernel import Operand, Variant, natural_strides
+from wgattn._kernels.kernel import Operand, Plan, Variant, natural_strides
 from wgattn._kernels.rotation import Rope, tables
 from wgattn._runtime.profile import DeviceProfile
 
-from .operands import expand, heads, narrow, nbytes, operand, per_entry, rows_are_runs, small_dtype
+from .operands import ALIGNMENT, expand, heads, narrow, nbytes, operand, per_entry, rows_are_runs, small_dtype
+from .placement import Places, place_parts
 from .values import Steps, Value
 
 ROPE_TABLES = "rope_tables"
@@ -42,9 +45,15 @@ class Lowering:
     steps: Steps = field(default_factory=Steps)
     results: dict[tuple[int, int], int] = field(default_factory=dict)
     chosen: list[Chosen] = field(default_factory=list)
+    places: Places = field(default_factory=dict)
 
     def operand(self, use: Use) -> Operand:
-        return operand(self.graph.nodes[use.node].avals[use.result].dtype, self.graph.view(use))
+        dtype = self.graph.nodes[use.node].avals[use.result].dtype
+        if use.node in self.places and use.result == 0:
+            view = through(self.graph.view(use), self.graph.nodes[use.node].layouts[0], self.places[use.node][1])
+            assert view is not None, "a placed result is used as its layout allows"
+            return operand(dtype, view)
+        return operand(dtype, self.graph.view(use))
 
     def value(self, use: Use) -> int:
         return self.results[use.node, use.result]
@@ -52,8 +61,13 @@ class Lowering:
     def allocate(self, number: int) -> list[Operand]:
         """New values for a node's results, and how they lie."""
         node, laid = self.graph.nodes[number], []
-        for result, (aval, layout) in enumerate(zip(node.avals, node.layouts, strict=True)):
-            laid.append(operand(aval.dtype, layout))
+        if number in self.places:
+            whole, _ = self.places[number]
+            if (whole, 0) not in self.results:
+                self.allocate(whole)
+            self.results[number, 0] = self.results[whole, 0]
+        for result in range(len(node.avals)):
+            laid.append(self.operand(Use(number, result)))
             if (number, result) not in self.results:
                 self.results[number, result] = self.steps.buffer(nbytes(laid[-1]))
         return laid
@@ -69,12 +83,14 @@ class Lowering:
 
 def lower(graph: Graph, profile: DeviceProfile) -> Lowering:
     """All nodes in order. Raises UnsupportedError where a named implementation, or no kernel, can serve a node."""
-    lowering = Lowering(graph, profile)
+    lowering = Lowering(graph, profile, places=place_parts(graph))
     for number, node in enumerate(graph.nodes):
         match node.operation:
             case op.Input(index):
-                size = nbytes(operand(node.avals[0].dtype, node.layouts[0]))
-                lowering.results[number, 0] = lowering.steps.new(Value(size, argument=index))
+                laid = operand(node.avals[0].dtype, node.layouts[0])
+                whole = laid.extent()[1] * laid.itemsize // ALIGNMENT * ALIGNMENT
+                value = Value(nbytes(laid), argument=index, reusable=whole)
+                lowering.results[number, 0] = lowering.steps.new(value)
             case op.Constant(given):
                 content = np.asarray(given).astype(node.avals[0].dtype).tobytes()
                 lowering.results[number, 0] = lowering.steps.constant(content)
@@ -105,7 +121,13 @@ def _array(lowering: Lowering, number: int, node: Node) -> None:
             plan = rearrange.pad(operands[0], low, result, profile)
             names["source"] = values[0]
         case op.Concatenate(axis):
-            plan = rearrange.concatenate(tuple(operands), axis, result, profile)
+            start, steps = 0, []
+            for place, (use, part) in enumerate(zip(node.uses, operands, strict=True)):
+                end = start + part.shape[axis]
+                if use.result or use.node not in lowering.places:
+                    steps += copy.plan(part, cut(result, axis, start, end), profile, f"source{place}").steps
+                start = end
+            plan = Plan(tuple(steps))
             names |= {f"source{place}": value for place, value in enumerate(values)}
         case op.Rotate(rule, where):
             given = dict(zip(("x", where), operands, strict=False))

@@ -11,12 +11,16 @@ from .operands import padded
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A buffer of `nbytes`, or a texture. `content`: a constant's bytes; `argument`: a program input's number."""
+    """A buffer of `nbytes`, or a texture. `content`: a constant's bytes; `argument`: a program input's number.
+
+    Of an input, `reusable` bytes may be written over once it is donated: its padding is not the caller's to hand back.
+    """
 
     nbytes: int
     texture: Texture | None = None
     content: bytes | None = None
     argument: int | None = None
+    reusable: int = 0
 
     @property
     def made(self) -> bool:
