@@ -29,15 +29,16 @@ fn order(value: f32) -> i32 {
 fn exponential(value: f32) -> f32 {
     let bits = bitcast<u32>(value);
     let inner = clamp(value, -87.5, 88.7228317);
-    let n = round(inner * 1.44269504);
-    let r = fma(n, 2.12194440e-4, fma(n, -0.693359375, inner)); // ln 2 in two parts, the first product exact
+    let n = i32(round(inner * 1.44269504));
+    let fixed = i32(round(inner * 16777216.0)) - n * 11629080; // 2^24 · ln 2: in integers, so that no compiler reassociates
+    let r = f32(fixed) * 5.9604644775390625e-8 + f32(n) * 1.9046543e-9;
     var series = 1.9875691500e-4 * r + 1.3981999507e-3;
     series = series * r + 8.3334519073e-3;
     series = series * r + 4.1665795894e-2;
     series = series * r + 1.6666665459e-1;
     series = series * r + 5.0000001201e-1;
     series = series * r * r + r + 1.0;
-    var found = bitcast<u32>(bitcast<i32>(series) + (i32(n) << 23u));
+    var found = bitcast<u32>(bitcast<i32>(series) + (n << 23u));
     found = select(found, 0u, value < -87.3);
     found = select(found, 0x7f800000u, value > 88.7228317);
     found = select(found, 0u, bits == 0xff800000u);

@@ -22,8 +22,8 @@ def plan(source: Operand, axes: tuple[int, ...], result: Operand, divisor: float
     """Sum `source` over `axes`, divide by `divisor` where it is not 1, and cast to `result`'s dtype.
 
     `result` has the axes that are kept, with or without the summed ones as 1. A float result is accumulated in float32,
-    an integer one in its own type, and wraps. Long sums are made of sums of at most 256 elements, in as many launches as it
-    takes. Names: "source", "result".
+    an integer one in its own type, and wraps. Long sums are made of sums of at most 256 elements, in as many launches
+    as it takes. Names: "source", "result".
 
     Raises ValueError for shapes that do not fit or a divisor of an integer sum, UnsupportedError as `copy.plan`.
 
