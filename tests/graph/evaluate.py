@@ -75,7 +75,7 @@ def _results(node: Node, given: list[np.ndarray], arguments: Sequence[np.ndarray
             return (given[0].astype(dtype),)
         case op.Elementwise(function):
             with np.errstate(all="ignore"):
-                return (np.asarray(FUNCTIONS[function](*given)),)
+                return (np.asarray(FUNCTIONS[function](*map(_computed, given))),)
         case op.Sum(axes, keepdims, divisor):
             return (given[0].astype(np.float32).sum(axes, keepdims=keepdims) / divisor,)
         case op.Pad(low, high):
@@ -88,6 +88,11 @@ def _results(node: Node, given: list[np.ndarray], arguments: Sequence[np.ndarray
         case op.Copy():
             return (given[0],)
     raise AssertionError(f"{node.operation} is not evaluated")
+
+
+def _computed(x: np.ndarray) -> np.ndarray:
+    """Floats are computed in float32, whatever they are stored in."""
+    return x if x.dtype.kind in "biu" else x.astype(np.float32)
 
 
 def _positions(where: str, given: list[np.ndarray]) -> np.ndarray | None:

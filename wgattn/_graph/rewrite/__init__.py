@@ -3,7 +3,7 @@
 from wgattn._graph.graph import Graph
 
 from .batches import join_batches
-from .casts import join_casts, read_narrow, store_narrow
+from .casts import join_casts, read_arrays_narrow, read_narrow, store_narrow
 from .dead import drop_dead
 from .duplicates import merge_duplicates
 from .groups import fold_repeats
@@ -26,5 +26,5 @@ def fuse(graph: Graph) -> Graph:
         before = graph
         for fold in LOADS:
             graph = drop_dead(fold(graph))
-    graph = drop_dead(fold_stores(store_narrow(graph)))
+    graph = drop_dead(fold_stores(store_narrow(read_arrays_narrow(graph))))
     return drop_dead(merge_duplicates(join_batches(graph)))

@@ -1,4 +1,4 @@
-"""Casts fold into what reads or writes: casts of casts, up-casts into attention's loads, down-casts into its store."""
+"""Casts fold into what reads or writes: casts of casts, up-casts into loads, down-casts into stores."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from wgattn._dtypes import FLOATS, bfloat16, bool_, float16, float32, int32, is_float, uint32
 from wgattn._graph.graph import Graph, Node, Use
-from wgattn._graph.operations import Attention, Cast
+from wgattn._graph.operations import Attention, Cast, Concatenate, Copy, Elementwise, Pad, Rotate, Sum
 from wgattn._graph.rules import attention_layout
 
 from .rebuild import Rebuild, before, each, users
@@ -61,6 +61,17 @@ def read_narrow(graph: Graph) -> Graph:
     return each(graph, rewrite)
 
 
+def read_arrays_narrow(graph: Graph) -> Graph:
+    """The array kernels, which take any mix of dtypes and compute floats in float32, read before up-casts too."""
+
+    def rewrite(number: int, node: Node) -> Node:
+        if isinstance(node.operation, Elementwise | Sum | Rotate | Copy | Concatenate | Pad):
+            return replace(node, uses=tuple(_narrow(graph, use) for use in node.uses))
+        return node
+
+    return each(graph, rewrite)
+
+
 def _narrow(graph: Graph, use: Use) -> Use:
     if not isinstance(graph.nodes[use.node].operation, Cast):
         return use
@@ -72,12 +83,12 @@ def _narrow(graph: Graph, use: Use) -> Use:
 
 
 def store_narrow(graph: Graph) -> Graph:
-    """An attention result in float32 that is only ever cast to one 16-bit dtype is written in it."""
+    """A result computed in float32 that is only ever cast to one 16-bit dtype is written in it."""
     uses, rebuild = users(graph), Rebuild(graph)
     written: dict[int, np.dtype] = {}
     gone: set[int] = set()
     for number, node in enumerate(graph.nodes):
-        if isinstance(node.operation, Attention) and node.avals[0].dtype == float32:
+        if isinstance(node.operation, Attention | Elementwise | Sum | Rotate) and node.avals[0].dtype == float32:
             after = uses.get((number, 0), [])
             cast = graph.nodes[after[0]].operation if len(after) == 1 and after[0] >= 0 else None
             if isinstance(cast, Cast) and cast.dtype in FLOATS:
@@ -94,13 +105,9 @@ def store_narrow(graph: Graph) -> Graph:
 
 
 def _written_in(node: Node, dtype: np.dtype) -> Node:
-    attention = node.operation
-    assert isinstance(attention, Attention)
-    aval = replace(node.avals[0], dtype=dtype)
-    layout = attention_layout(aval, attention.store)
-    return replace(
-        node,
-        operation=replace(attention, dtype=dtype),
-        avals=(aval, *node.avals[1:]),
-        layouts=(layout, *node.layouts[1:]),
-    )
+    aval, operation = replace(node.avals[0], dtype=dtype), node.operation
+    layout = node.layouts[0]
+    if isinstance(operation, Attention):
+        layout = attention_layout(aval, operation.store)
+        operation = replace(operation, dtype=dtype)
+    return replace(node, operation=operation, avals=(aval, *node.avals[1:]), layouts=(layout, *node.layouts[1:]))
