@@ -12,9 +12,9 @@ def test_a_report_is_replayed_without_an_adapter(tmp_path: Path) -> None:
     done = wgattn("explain", *options, "--profile", profile_file(tmp_path), **NO_ADAPTER)
     assert done.returncode == 0, done.stderr
     labels = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
-    assert labels == ["variant", "adapter", "because", "passed", "constants", "launch"]
+    assert labels == ["variant", "adapter", "because", "passed", "constants", "memory", "launch"]
     assert "a laptop's GPU" in done.stdout
-    assert "workgroup memory" in done.stdout
+    assert "of 32,768 bytes of workgroup memory" in done.stdout
 
 
 def test_every_option_reaches_the_variant(tmp_path: Path) -> None:

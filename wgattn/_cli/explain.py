@@ -65,13 +65,13 @@ def explanation(workload: Workload, profile: DeviceProfile) -> Explanation:
 def as_lines(found: Explanation) -> dict[str, str]:
     """Labels and texts for a person."""
     variant, limits = found.variant, found.profile.limits
-    memory = f"workgroup memory {variant.workgroup_bytes:,} of {limits.workgroup_bytes:,} bytes"
     return {
         "variant": variant.name,
         "adapter": f"{found.profile.name} ({found.profile.kind}, {found.profile.backend}, {found.profile.provider})",
         "because": variant.reason or "the first family that serves this call on this adapter",
         "passed": "\n".join(f"{family} ({reason})" for family, reason in variant.passed) or "none is faster",
-        "constants": "  ".join(f"{name} {value}" for name, value in scalars(variant).items()) + "   " + memory,
+        "constants": "  ".join(f"{name} {value}" for name, value in scalars(variant).items()),
+        "memory": f"{variant.workgroup_bytes:,} of {limits.workgroup_bytes:,} bytes of workgroup memory",
         "launch": "\n".join(command_line(command, variant.name) for command in found.commands),
     }
 

@@ -111,11 +111,11 @@ def _wgattn(workload: Workload, arrays: dict[str, np.ndarray]) -> tuple[Contesta
     def gpu_seconds() -> float | None:
         given = [placed[name] for name in sorted(placed)]  # leaves of a dict come in the order of its keys
         inputs = [_run.stored(array._step, array._result) for array in given]
-        inputs += [_run.stored(step, result) for step, result in compiled._traced.recording.leaves]
-        schedule = compiled._executable.schedule
-        return compiled._executable.executable().gpu_seconds([inputs[n].buffer for n in schedule.arguments])
+        inputs += [_run.stored(step, result) for step, result in compiled._traced.captured]
+        program = compiled._program
+        return program.executable().gpu_seconds([inputs[n].buffer for n in program.schedule.arguments])
 
-    variants = ", ".join(compiled._executable.schedule.variants)
+    variants = ", ".join(compiled.variants)
     return Contestant("wgattn", lambda: attend(**placed).block_until_ready(), gpu_seconds), variants
 
 

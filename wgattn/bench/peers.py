@@ -36,7 +36,7 @@ def jax_device() -> str:
     import jax
 
     device = jax.devices()[0]
-    return f"{device.platform} ({device.device_kind})"
+    return device.platform if device.device_kind == device.platform else f"{device.platform} ({device.device_kind})"
 
 
 def _rotated(x: Any) -> Any:

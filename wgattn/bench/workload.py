@@ -73,7 +73,7 @@ class Workload:
     def operands(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of every array that the call takes, by keyword."""
         dtype = DTYPES[self.dtype]
-        found = {
+        found: dict[str, tuple[tuple[int, ...], np.dtype]] = {
             "query": ((self.B, self.T, self.N, self.H), dtype),
             "key": ((self.B, self.S, self.K, self.H), dtype),
             "value": ((self.B, self.S, self.K, self.Hv), dtype),
