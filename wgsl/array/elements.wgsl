@@ -15,7 +15,7 @@ Rounding is integer arithmetic, so that NaN, subnormals and ties are the same on
 } %}
 
 {% macro register(dtype) -%}
-{{ {"f32": "f32", "f16": "f32", "bf16": "f32", "i32": "i32", "u32": "u32", "bool": "bool", "i8": "i32", "u8": "u32",
+{{ {"f32": "f32", "f16": "f32", "bf16": "f32", "i32": "i32", "u32": "u32", "bool": "bool", "i8": "i32", "u8": "u32", "i4": "i32",
     "f8e4m3": "f32", "f8e5m2": "f32"}[dtype] }}
 {%- endmacro %}
 
@@ -55,6 +55,8 @@ fn load_{{ name }}(index: u32) -> {{ register(dtype) }} {
     return bitcast<i32>(bits);
 %% elif dtype == "i8"
     return bitcast<i32>(bits << 24u) >> 24u;
+%% elif dtype == "i4"
+    return bitcast<i32>(bits << 28u) >> 28u;
 %% elif dtype == "bool"
     return bits != 0u;
 %% else
@@ -83,6 +85,8 @@ fn encode(value: {{ register(dtype) }}) -> u32 {
     return ((bitcast<u32>(value) >> 31u) << {{ float.sign }}u) | found;
 %% elif dtype == "i8"
     return bitcast<u32>(value) & 0xffu;
+%% elif dtype == "i4"
+    return bitcast<u32>(value) & 0xfu;
 %% elif dtype == "u8"
     return value & 0xffu;
 %% elif dtype == "bool"
@@ -120,6 +124,8 @@ fn {{ name }}(value: {{ source }}) -> {{ register(dtype) }} {
     return u32(max(value, 0.0));
 %% elif dtype == "i8"
     return i32(clamp(value, -128.0, 127.0));
+%% elif dtype == "i4"
+    return i32(clamp(value, -8.0, 7.0));
 %% else
     return u32(clamp(value, 0.0, 255.0));
 %% endif

@@ -22,7 +22,7 @@ def natural(dtype: np.dtype, *shape: int) -> Operand:
 
 def every_plan(profile: DeviceProfile) -> Iterator[Plan]:
     """Plans whose variants cover what the array kernels can be asked for."""
-    taken = pointwise.TAKEN
+    taken = pointwise.REGISTERS
     for source, result in product(taken, taken):
         yield copy.plan(natural(source, 3, 5), natural(result, 3, 5), profile)
         turned = Operand(source, (3, 5, 2), (1, 3, 15))

@@ -11,7 +11,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from wgattn._dtypes import COMPUTE, bool_, float8_e4m3fn, float8_e5m2, int8, short_name, uint8
+from wgattn._dtypes import (
+    FLOATS,
+    bool_,
+    float8_e4m3fn,
+    float8_e5m2,
+    int4,
+    int8,
+    int32,
+    short_name,
+    uint8,
+    uint32,
+)
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.kernel import Binding, Bytes, Launch, Operand, Parameters, Plan, Scalar, Variant, fold_workgroups
 from wgattn._runtime.profile import DeviceProfile
@@ -19,8 +30,12 @@ from wgattn._runtime.profile import DeviceProfile
 WORKGROUP = 64
 WORD = 4
 MAX_RANK = 8
-TAKEN = (*COMPUTE, int8, uint8, float8_e4m3fn, float8_e5m2)
-_REGISTERS = {"f": "f32", "V": "f32", "i": "i32", "u": "u32", "b": "bool"}
+REGISTERS: Mapping[np.dtype, str] = {
+    **dict.fromkeys((*FLOATS, float8_e4m3fn, float8_e5m2), "f32"),
+    **dict.fromkeys((int32, int8, int4), "i32"),  # int4 lies one in a byte, the low nibble, as NumPy has it
+    **dict.fromkeys((uint32, uint8), "u32"),
+    bool_: "bool",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +63,11 @@ class Pointwise:
 
 
 def register(dtype: np.dtype) -> str:
-    """The WGSL type that elements of `dtype` are computed in. Raises UnsupportedError for dtypes without a kernel."""
-    if dtype not in TAKEN:
-        known = ", ".join(d.name for d in TAKEN)
+    """The WGSL type that elements of `dtype` are computed in. Raises UnsupportedError for dtypes that have none."""
+    if dtype not in REGISTERS:
+        known = ", ".join(d.name for d in REGISTERS)
         raise UnsupportedError(f"{dtype.name} elements cannot be read or written by array kernels; they take {known}")
-    if dtype in (float8_e4m3fn, float8_e5m2):
-        return "f32"
-    return "bool" if dtype == bool_ else _REGISTERS[dtype.kind]
+    return REGISTERS[dtype]
 
 
 def broadcast(operand: Operand, shape: tuple[int, ...]) -> Operand:
