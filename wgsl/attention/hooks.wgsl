@@ -181,6 +181,18 @@ fn block_keys(b: u32, t_first: u32, t_last: u32, from_key: u32, to_key: u32) -> 
     return vec2u(u32(clipped), u32(max(clipped, min(end, i32(to_key)))));
 }
 
+// Whether every row of a block keeps every key of [first, end), as far as ranges go; false may also mean that it was not found out.
+// Rows past the query length are not asked: they end as zeros.
+fn block_keeps(b: u32, t_first: u32, t_last: u32, first: u32, end: u32) -> bool {
+    let low = position_of(b, t_first);
+    let high = position_of(b, t_last);
+    var keeps = clause_0(b, high).x <= i32(first) && i32(end) <= clause_0(b, low).y;
+%% if problem.keys.clauses | length > 1
+    keeps = keeps || (clause_1(b, high).x <= i32(first) && i32(end) <= clause_1(b, low).y);
+%% endif
+    return keeps;
+}
+
 fn in_range(kept: Kept, s: i32) -> bool {
 %% if problem.keys.clauses | length > 1
     return (s >= kept.first && s < kept.end) || (s >= kept.also_first && s < kept.also_end);
@@ -218,16 +230,24 @@ fn query_scale(b: u32) -> f32 {
 %% endif
 }
 
+// The logit of a key that is kept and has no bias.
+fn capped(product: f32) -> f32 {
+%% if problem.softcap
+    let x = parameters.softcap * tanh_exact(product / parameters.softcap);
+%% if NATURAL
+    return x;
+%% else
+    return x * LOG2_E;
+%% endif
+%% else
+    return product;
+%% endif
+}
+
 // The logit of key s for row t from the scaled product q · k: softcap, bias, masks, in that order. MASKED where the key is not kept.
 fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept) -> f32 {
-    var x = product;
+    var x = capped(product);
     var keep = in_range(kept, i32(s));
-%% if problem.softcap
-    x = parameters.softcap * tanh_exact(x / parameters.softcap);
-%% if not NATURAL
-    x *= LOG2_E;
-%% endif
-%% endif
 %% if problem.dense
     if (!keep) {
         return MASKED;

@@ -4,11 +4,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from wgattn._kernels.attention import merge
-from wgattn._kernels.attention.boxes import Box, cut_to_limits
+from wgattn._kernels.attention.boxes import Box, cut_to_limits, whole
 from wgattn._kernels.attention.inputs import gather_rows, resources_and_values
 from wgattn._kernels.attention.problem import AttentionProblem, Call
-from wgattn._kernels.kernel import Bytes, Copy, Launch, Operand, Plan, Scratch, Variant, fold_workgroups
+from wgattn._kernels.attention.textures import Textures
+from wgattn._kernels.kernel import (
+    Bytes,
+    Copy,
+    CopyToTexture,
+    Launch,
+    Operand,
+    Plan,
+    Scratch,
+    Texture,
+    Variant,
+    fold_workgroups,
+)
 from wgattn._runtime.profile import DeviceProfile
+
+BUSY_WORKGROUPS = {"discrete": 1024, "unknown": 1024, "integrated": 256, "cpu": 1}  # enough to fill a device
+
+
+def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfile) -> int:
+    """Into how many parts the keys are split, so that few rows fill a device. A device may be tuned: `workgroups`."""
+    busy = dict(profile.tuned).get("workgroups", BUSY_WORKGROUPS[profile.kind])
+    return max(1, min(busy // max(workgroups, 1), keys // least_keys))
 
 
 def plan_buffers(
@@ -18,38 +38,57 @@ def plan_buffers(
     profile: DeviceProfile,
     variant_of: Callable[[bool], Variant],
     workgroups_of: Callable[[Box], int],
-    splits: int = 1,
+    splits_of: Callable[[Box], int] = lambda box: 1,
     max_keys: int | None = None,
+    whole_groups: bool = False,
+    textures: Textures | None = None,
 ) -> Plan:
-    """The plan of a family that reads its operands from buffers.
+    """The plan of a family that reads its operands from buffers, or some of them from textures.
 
-    `variant_of(partial)` gives the shader; `workgroups_of(box)` the workgroups of one part of a box; `splits` how many parts each range of keys is
-    worked on at once; `max_keys` how many keys one invocation may pass.
+    `variant_of(partial)` gives the shader; `workgroups_of(box)` the workgroups of one part of a box; `splits_of(box)`, asked for the whole call, how
+    many parts each range of keys is worked on at once; `max_keys` how many keys one invocation may pass; `whole_groups` keeps the query heads of a
+    key/value head in one box.
     """
     limits = profile.limits
+    splits = splits_of(whole(operands))
     row_bytes = merge.row_bytes(problem) * splits
     boxes, key_spans = cut_to_limits(
-        operands, limits, max_keys=None if max_keys is None else max_keys * splits, partial_row_bytes=row_bytes if splits > 1 or max_keys else 0
+        operands,
+        limits,
+        max_keys=None if max_keys is None else max_keys * splits,
+        partial_row_bytes=row_bytes if splits > 1 or max_keys else 0,
+        whole_groups=whole_groups,
+        fits=None if textures is None else textures.fits,
     )
     partial = splits > 1 or len(key_spans) > 1
     variant = variant_of(partial)
     rows = gather_rows(problem, operands, operands["query"].shape[0] * operands["query"].shape[1])
-    steps: list[Launch | Copy] = list(rows.steps)
-    scratch = dict(rows.scratch)
+    steps: list[Launch | Copy | CopyToTexture] = list(rows.steps)
+    scratch: dict[str, Scratch | Texture] = dict(rows.scratch)
+    unbuffered = () if textures is None else textures.names
     partial_bytes = 0
     for box in boxes:
         parts = 0
-        for keys in key_spans:
-            part_keys = -(-(keys[1] - keys[0]) // splits // 8) * 8  # whole turns of eight keys, so that loads stay aligned
-            count = -(-(keys[1] - keys[0]) // part_keys)
-            here = replace(box, s=keys)
-            resources, values = resources_and_values(problem, call, operands, here, rows, limits.offset_alignment)
+        for first, end in key_spans:
+            part_keys = -(-(end - first) // splits // 8) * 8  # whole turns of eight keys
+            count = -(-(end - first) // part_keys)
+            here = replace(box, s=(first, end))
+            resources, values = resources_and_values(
+                problem, call, operands, here, rows, limits.offset_alignment, unbuffered
+            )
+            if textures is not None:
+                filled = textures.fill(here, rows, scratch)
+                steps += filled.steps
+                resources |= filled.resources
+                values |= filled.values
+                scratch |= filled.scratch
             values |= {"parts": count, "part_first": parts, "part_keys": part_keys}
             grid = fold_workgroups(workgroups_of(here) * count, limits.workgroups_per_dimension)
             steps.append(Launch(variant, _bound(variant, resources), variant.parameters.pack(**values), grid))
             parts += count
         if partial:
-            partial_bytes = max(partial_bytes, parts * box.batch * box.size("t") * box.size("n") * merge.row_bytes(problem))
+            rows_of_box = box.batch * box.size("t") * box.size("n")
+            partial_bytes = max(partial_bytes, parts * rows_of_box * merge.row_bytes(problem))
             steps.append(merge.launch(problem, call, operands, rows, box, parts, profile))
     if partial:
         scratch["partial"] = Scratch(partial_bytes)

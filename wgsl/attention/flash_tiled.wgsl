@@ -1,0 +1,256 @@
+{% include "shared/prelude.wgsl" %}
+{% include "attention/hooks.wgsl" %}
+
+// Flash, tiled: a workgroup owns TILE_Q query rows that read one key/value head, and passes over their keys once, TILE_K at a time, with a running
+// maximum a row. Q, and K and V by turns, lie in workgroup memory as float32. Threads stand ACROSS × DOWN: each owns ROWS × KEYS logits, and of the
+// same ROWS rows every ACROSS-th vec4 of the output. Rows are query rows of HEADS heads of one group: row r is head r % HEADS at t + r / HEADS.
+
+// TILE_Q · Q_PITCH · 16 bytes
+var<workgroup> query_tile: array<vec4f, TILE_Q * Q_PITCH>;
+// TILE_K · KEY_VALUE_PITCH · 16 bytes: K while logits are made, then V
+var<workgroup> key_value_tile: array<vec4f, TILE_K * KEY_VALUE_PITCH>;
+// TILE_Q · WEIGHT_PITCH · 16 bytes
+var<workgroup> weight_tile: array<vec4f, TILE_Q * WEIGHT_PITCH>;
+// ACROSS · (TILE_Q + 1) · 4 bytes: a number a row and thread across, to be reduced over the row
+var<workgroup> row_scratch: array<f32, ACROSS * (TILE_Q + 1u)>;
+
+%% if problem.segments
+// The least and greatest segment id of some query rows or keys. Every thread reads the same words, so the answer is uniform.
+fn query_segment_range(b: u32, t_first: u32, t_last: u32) -> vec2i {
+    var ids = vec2i(bitcast<i32>(row_query_segments(b, parameters.t_first + t_first)));
+    for (var t = t_first + 1u; t <= t_last; t++) {
+        let id = bitcast<i32>(row_query_segments(b, parameters.t_first + t));
+        ids = vec2i(min(ids.x, id), max(ids.y, id));
+    }
+    return ids;
+}
+
+fn key_segment_range(b: u32, first: u32, end: u32) -> vec2i {
+    var ids = vec2i(bitcast<i32>(row_key_segments(b, first)));
+    for (var s = first + 1u; s < end; s++) {
+        let id = bitcast<i32>(row_key_segments(b, s));
+        ids = vec2i(min(ids.x, id), max(ids.y, id));
+    }
+    return ids;
+}
+
+%% endif
+@compute @workgroup_size(WORKGROUP)
+fn flash_tiled(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) workgroups: vec3u,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    // Heads lie closest, so that workgroups of one key/value head run together; blocks of rows furthest.
+    let blocks = (parameters.T + TILE_T - 1u) / TILE_T;
+    var index = folded_index(workgroup, workgroups);
+%% if HEADS > 1
+    let head_blocks = (parameters.G + HEADS - 1u) / HEADS;
+    let units = parameters.N / parameters.G * head_blocks;
+    let unit = index % units;
+    let n_first = unit / head_blocks * parameters.G + unit % head_blocks * HEADS;
+    let n_last = min(n_first + HEADS, (unit / head_blocks + 1u) * parameters.G) - 1u;
+%% else
+    let units = parameters.N;
+    let n_first = index % units;
+    let n_last = n_first;
+%% endif
+    index /= units;
+    let b = index % parameters.batch;
+    index /= parameters.batch;
+    let part = index % parameters.parts;
+    index /= parameters.parts;
+    if (index >= blocks) {
+        return;
+    }
+    // The last rows keep the most keys under a causal mask: they start first.
+    let t_first = (blocks - 1u - index) * TILE_T;
+    let t_last = min(t_first + TILE_T, parameters.T) - 1u;
+    let k = key_head(n_first);
+    let across = thread % ACROSS;
+    let row_first = thread / ACROSS * ROWS;
+
+    let scale = query_scale(b);
+    for (var i = thread; i < TILE_Q * HEAD_CHUNKS; i += WORKGROUP) {
+        let row = i / HEAD_CHUNKS;
+        let chunk = i % HEAD_CHUNKS;
+        let t = t_first + row / HEADS;
+        let n = n_first + row % HEADS;
+        var four = vec4f();
+        if (t <= t_last && n <= n_last) {
+%% if problem.rope is not none
+            four = scale * load_query_rotated(query_row(b, t, n), chunk, position_of(b, t));
+%% else
+            four = scale * load_query(query_row(b, t, n), chunk);
+%% endif
+        }
+        query_tile[row * Q_PITCH + chunk] = four;
+    }
+
+    let from_key = parameters.key_first + part * parameters.part_keys;
+    let keys = block_keys(b, t_first, t_last, from_key, min(from_key + parameters.part_keys, parameters.key_end));
+    let k_rows = key_row(b, 0u, k);
+    let v_rows = value_row(b, 0u, k);
+%% if problem.segments
+    let q_ids = query_segment_range(b, t_first, t_last);
+%% endif
+
+    var top: array<f32, ROWS>;
+    var total: array<f32, ROWS>;
+    var sums: array<array<vec4f, COLUMNS>, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        top[r] = MASKED;
+    }
+    for (var tile = keys.x; tile < keys.y; tile += TILE_K) {
+%% if problem.segments
+        let k_ids = key_segment_range(b, tile, min(tile + TILE_K, keys.y));
+        if (k_ids.x > q_ids.y || k_ids.y < q_ids.x) {
+            continue;
+        }
+%% endif
+        workgroupBarrier();
+        // Quads of keys are dealt to the threads across: key 4 · q + e lies where its thread reads without bank conflicts.
+        for (var i = thread; i < TILE_K * HEAD_CHUNKS; i += WORKGROUP) {
+            let key = i / HEAD_CHUNKS;
+            let chunk = i % HEAD_CHUNKS;
+            let s = tile + key;
+            var four = vec4f();
+            if (s < keys.y) {
+                let row = k_rows + (s - parameters.key_first) * parameters.key_s;
+%% if problem.rope is not none
+                four = load_key_rotated(row, chunk, i32(s));
+%% else
+                four = load_key(row, chunk);
+%% endif
+            }
+            let slot = (key / 4u / ACROSS * 4u + key % 4u) * ACROSS + key / 4u % ACROSS;
+            key_value_tile[slot * K_PITCH + chunk] = four;
+        }
+        workgroupBarrier();
+
+        var logits = array<array<f32, KEYS>, ROWS>();
+        for (var chunk = 0u; chunk < HEAD_CHUNKS; chunk++) {
+            var q = array<vec4f, ROWS>();
+            for (var r = 0u; r < ROWS; r++) {
+                q[r] = query_tile[(row_first + r) * Q_PITCH + chunk];
+            }
+            for (var i = 0u; i < KEYS; i++) {
+                let four = key_value_tile[(i * ACROSS + across) * K_PITCH + chunk];
+                for (var r = 0u; r < ROWS; r++) {
+                    logits[r][i] += dot(q[r], four);
+                }
+            }
+        }
+%% if problem.bias is none and not problem.mask
+        var whole = tile + TILE_K <= keys.y && block_keeps(b, t_first, t_last, tile, tile + TILE_K);
+%% if problem.segments
+        whole = whole && q_ids.x == q_ids.y && k_ids.x == k_ids.y;
+%% endif
+        if (whole) {
+%% if problem.softcap
+            for (var r = 0u; r < ROWS; r++) {
+                for (var i = 0u; i < KEYS; i++) {
+                    logits[r][i] = capped(logits[r][i]);
+                }
+            }
+%% endif
+        } else {
+%% else
+        {
+%% endif
+            for (var r = 0u; r < ROWS; r++) {
+                let t = min(t_first + (row_first + r) / HEADS, t_last);
+                let n = min(n_first + (row_first + r) % HEADS, n_last);
+                let kept = kept_keys(b, t);
+                for (var i = 0u; i < KEYS; i++) {
+                    let s = tile + (i / 4u * ACROSS + across) * 4u + i % 4u;
+                    var x = MASKED;
+                    if (s < keys.y) {
+                        x = logit(logits[r][i], b, n, t, s, kept);
+                    }
+                    logits[r][i] = x;
+                }
+            }
+        }
+        for (var r = 0u; r < ROWS; r++) {
+            var high = logits[r][0];
+            for (var i = 1u; i < KEYS; i++) {
+                high = max(high, logits[r][i]);
+            }
+            row_scratch[across * (TILE_Q + 1u) + row_first + r] = high;
+        }
+
+        workgroupBarrier();
+        for (var i = thread; i < TILE_K * VALUE_CHUNKS; i += WORKGROUP) {
+            let key = i / VALUE_CHUNKS;
+            let chunk = i % VALUE_CHUNKS;
+            let s = tile + key;
+            var four = vec4f();
+            if (s < keys.y) {
+                four = load_value(v_rows + (s - parameters.key_first) * parameters.value_s, chunk);
+            }
+            key_value_tile[key * V_PITCH + chunk] = four;
+        }
+        for (var r = 0u; r < ROWS; r++) {
+            var high = top[r];
+            for (var i = 0u; i < ACROSS; i++) {
+                high = max(high, row_scratch[i * (TILE_Q + 1u) + row_first + r]);
+            }
+            let fade = decay(top[r], high);
+            top[r] = high;
+            var sum = vec4f();
+            for (var i = 0u; i < KEYS; i += 4u) {
+                let four = vec4f(weight(logits[r][i], high), weight(logits[r][i + 1u], high), weight(logits[r][i + 2u], high), weight(logits[r][i + 3u], high));
+                weight_tile[(row_first + r) * WEIGHT_PITCH + i / 4u * ACROSS + across] = four;
+                sum += four;
+            }
+            // Each thread keeps the sum over its own keys; they are joined after the last tile.
+            total[r] = total[r] * fade + (sum.x + sum.y) + (sum.z + sum.w);
+            for (var c = 0u; c < COLUMNS; c++) {
+                sums[r][c] *= fade;
+            }
+        }
+        workgroupBarrier();
+
+        for (var quad = 0u; quad < TILE_K / 4u; quad++) {
+            var w = array<vec4f, ROWS>();
+            for (var r = 0u; r < ROWS; r++) {
+                w[r] = weight_tile[(row_first + r) * WEIGHT_PITCH + quad];
+            }
+            for (var c = 0u; c < COLUMNS; c++) {
+                let at = quad * 4u * V_PITCH + c * ACROSS + across;
+                let v0 = key_value_tile[at];
+                let v1 = key_value_tile[at + V_PITCH];
+                let v2 = key_value_tile[at + 2u * V_PITCH];
+                let v3 = key_value_tile[at + 3u * V_PITCH];
+                for (var r = 0u; r < ROWS; r++) {
+                    sums[r][c] += w[r].x * v0 + w[r].y * v1 + w[r].z * v2 + w[r].w * v3;
+                }
+            }
+        }
+    }
+
+    for (var r = 0u; r < ROWS; r++) {
+        row_scratch[across * (TILE_Q + 1u) + row_first + r] = total[r];
+    }
+    workgroupBarrier();
+    for (var r = 0u; r < ROWS; r++) {
+        let t = t_first + (row_first + r) / HEADS;
+        let n = n_first + (row_first + r) % HEADS;
+        if (t <= t_last && n <= n_last) {
+            var row_total = 0.0;
+            for (var i = 0u; i < ACROSS; i++) {
+                row_total += row_scratch[i * (TILE_Q + 1u) + row_first + r];
+            }
+            for (var c = 0u; c < COLUMNS; c++) {
+                let chunk = c * ACROSS + across;
+                if (chunk < VALUE_CHUNKS) {
+                    finish_chunk(part, b, t, n, top[r], row_total, chunk, sums[r][c]);
+                }
+            }
+            if (across == 0u) {
+                finish_row(part, b, t, n, top[r], row_total);
+            }
+        }
+    }
+}
