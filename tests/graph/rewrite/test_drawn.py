@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.graph.evaluate import evaluate
 from tests.graph.recording import arguments, count
 from tests.graph.rewrite.drawn import graphs
+from tests.graph.rewrite.drawn_calls import calls
 from wgattn._graph import operations as op
 from wgattn._graph.graph import Graph
 from wgattn._graph.rewrite import batches, casts, dead, duplicates, fuse, groups, rotations, scales, stores, views
@@ -42,7 +44,7 @@ def same(before: Graph, after: Graph) -> None:
 
 @pytest.mark.parametrize("name", PASSES)
 @settings(DRAWN, max_examples=40)
-@given(graph=graphs())
+@given(graph=st.one_of(graphs(), calls()))
 def test_a_pass_keeps_the_values(name, graph):
     seen = dead.drop_dead(views.fold_views(graph))
     assert count(seen, *op.VIEWS, op.Repeat) == 0
@@ -50,7 +52,7 @@ def test_a_pass_keeps_the_values(name, graph):
 
 
 @DRAWN
-@given(graph=graphs())
+@given(graph=st.one_of(graphs(), calls()))
 def test_fusing_keeps_the_values_and_is_done_once(graph):
     fused = fuse(graph)
     same(graph, fused)
