@@ -1,10 +1,12 @@
 {#
-Elements of arrays that are bound as words. `load(name, dtype)` makes `load_name(index)`; `store(dtype)` makes `encode(value)`, the bits
-of one element; `cast(name, source, dtype)` makes `name(value)` from the register `source` (f32, i32, u32 or bool) to the one of `dtype`.
-Rounding is integer arithmetic, so that NaN, subnormals and ties are the same on every device.
+Elements of arrays that are bound as words. `load(name, dtype)` makes `load_name(index)`; `store(dtype)` makes `encode(value)`, the
+bits of one element; `cast(name, source, dtype)` makes `name(value)`, from the register `source` (f32, i32, u32 or bool) to that of
+`dtype`. Rounding is integer arithmetic, so that NaN, subnormals and ties are the same on every device.
 #}
-{# Floats narrower than float32, by their codes without sign: how many mantissa bits they drop, what moves the exponent, the first normal,
-   the step of subnormals, the float32 whose last bit is that step, the first code that is no number and how it becomes one of float32. #}
+{#
+Floats narrower than float32, by their codes without sign: the mantissa bits they drop, what moves the exponent, the first normal, the
+step of subnormals, the float32 whose last bit is that step, the first code that is no number, and what makes it one of float32.
+#}
 {% set narrow = {
     "f16": {"sign": 15, "drop": 13, "bias": 0x38000000, "normal": 0x400, "step": "5.9604644775390625e-8", "anchor": 0x3f000000,
             "limit": 0x7c00, "special": 0x38000000, "nan": 0x7e00},
@@ -46,11 +48,11 @@ fn load_{{ name }}(index: u32) -> {{ register(dtype) }} {
 %% elif dtype in narrow
 {% set float = narrow[dtype] %}
     let sign = (bits >> {{ float.sign }}u) << 31u;
-    let magnitude = bits & {{ 2 ** float.sign - 1 }}u;
-    let special = select(0u, {{ float.special }}u, magnitude >= {{ float.limit }}u);
-    let normal = (magnitude << {{ float.drop }}u) + {{ float.bias }}u + special;
+    let magnitude = bits & {{ "0x%xu" % (2 ** float.sign - 1) }};
+    let special = select(0u, {{ "0x%xu" % float.special }}, magnitude >= {{ "0x%xu" % float.limit }});
+    let normal = (magnitude << {{ float.drop }}u) + {{ "0x%xu" % float.bias }} + special;
     let small = bitcast<u32>(f32(magnitude) * {{ float.step }});
-    return bitcast<f32>(sign | select(normal, small, magnitude < {{ float.normal }}u));
+    return bitcast<f32>(sign | select(normal, small, magnitude < {{ "0x%xu" % float.normal }}));
 %% elif dtype == "i32"
     return bitcast<i32>(bits);
 %% elif dtype == "i8"
@@ -78,10 +80,10 @@ fn encode(value: {{ register(dtype) }}) -> u32 {
 {% set float = narrow[dtype] %}
     let magnitude = bitcast<u32>(value) & 0x7fffffffu;
     let odd = (magnitude >> {{ float.drop }}u) & 1u;
-    let normal = (magnitude - {{ float.bias }}u + {{ 2 ** (float.drop - 1) - 1 }}u + odd) >> {{ float.drop }}u;
-    let small = bitcast<u32>(bitcast<f32>(magnitude) + bitcast<f32>({{ float.anchor }}u)) - {{ float.anchor }}u;
-    var found = min(select(normal, small, magnitude < {{ float.bias + 0x800000 }}u), {{ float.limit }}u);
-    found = select(found, {{ float.nan }}u, magnitude > 0x7f800000u);
+    let normal = (magnitude - {{ "0x%xu" % float.bias }} + {{ "0x%xu" % (2 ** (float.drop - 1) - 1) }} + odd) >> {{ float.drop }}u;
+    let small = bitcast<u32>(bitcast<f32>(magnitude) + bitcast<f32>({{ "0x%xu" % float.anchor }})) - {{ "0x%xu" % float.anchor }};
+    var found = min(select(normal, small, magnitude < {{ "0x%xu" % (float.bias + 0x800000) }}), {{ "0x%xu" % float.limit }});
+    found = select(found, {{ "0x%xu" % float.nan }}, magnitude > 0x7f800000u);
     return ((bitcast<u32>(value) >> 31u) << {{ float.sign }}u) | found;
 %% elif dtype == "i8"
     return bitcast<u32>(value) & 0xffu;

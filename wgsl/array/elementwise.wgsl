@@ -1,6 +1,7 @@
 {% include "shared/prelude.wgsl" %}
 {% import "array/elements.wgsl" as elements %}
-{% set ordered = compute == "f32" and function in ("maximum", "minimum", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal") %}
+{% set comparisons = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal") %}
+{% set ordered = compute == "f32" and (function in ("maximum", "minimum") or function in comparisons) %}
 {% set operators = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "equal": "==", "not_equal": "!=",
     "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">="} %}
 {% set letters = ["a", "b", "c"] %}

@@ -1,6 +1,6 @@
 {#
-The frame of a pointwise kernel, included after `fn element(…) -> u32`, which takes an address for each view and gives the bits of one
-element. An invocation owns one word of the result: outer axes come from its index, inner axes from the element's place in its row.
+The frame of a pointwise kernel, included after `fn element(…) -> u32`, which takes an address for each view and gives the bits of
+one element. An invocation owns one word of the result: outer axes come from its index, inner axes from the element's place in its row.
 #}
 {% import "array/elements.wgsl" as elements %}
 {% set bits = elements.bits(result_dtype) | int %}
@@ -26,7 +26,9 @@ fn main(
 %% endfor
 %% for axis in range(outer - 1, -1, -1)
     let index{{ axis }} = {{ "rest" if axis == 0 else "rest % parameters.size" ~ axis }};
+%% if axis > 0
     rest = rest / parameters.size{{ axis }};
+%% endif
     row = row + index{{ axis }} * parameters.result_stride{{ axis }};
 %% for view in views
     {{ view }}_row = {{ view }}_row + index{{ axis }} * parameters.{{ view }}_stride{{ axis }};
