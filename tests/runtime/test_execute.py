@@ -187,6 +187,26 @@ def test_wait_and_is_idle():
     assert is_idle()
 
 
+def test_work_in_flight_is_not_idle():
+    executable, x = prepare(chain(2_000_000, 10)), upload(np.zeros(2_000_000, np.float32))
+    executable.run([x])
+    wait()
+    seen = []
+    for _ in range(20):
+        executable.run([x])
+        seen.append(is_idle())
+    wait()
+    assert not all(seen)
+
+
+def test_bind_groups_are_found_again():
+    executable, x = prepare(chain(4000, 6)), upload(np.zeros(4000, np.float32))
+    for _ in range(12):
+        (out,) = executable.run([x])
+    assert isinstance(out, Buffer)
+    assert len(executable._bound._groups) <= 3
+
+
 def test_gpu_seconds_come_from_timestamps():
     executable = prepare(chain(10_000, 3))
     seconds = executable.gpu_seconds([upload(np.zeros(10_000, np.float32))], repeat=3)

@@ -143,6 +143,15 @@ def test_memory_stays_flat():
     assert grown < 16 << 10, f"{grown} KiB more after 2000 runs"
 
 
+def test_uploads_without_a_run_are_not_piled_up():
+    upload(bytes(65_536))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(4000):  # 256 MiB in all
+        upload(bytes(65_536))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 128 << 10, f"{grown} KiB more"
+
+
 def test_many_executables_leave_nothing_behind():
     def use() -> None:
         executable = prepare(affine(2000))

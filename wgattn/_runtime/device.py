@@ -3,7 +3,7 @@
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,6 +65,7 @@ class Device:
         self.lost = ""  # the reason, once the device is gone
         self._errors: list[str] = []
         self._queries: Any = None
+        self._mark: Callable[[], bool] | None = None  # of the last submit
         self.native = provider.device(adapter, features, limits)
         self.mappable = provider.mapping_feature in features
         self.profile = _profile(provider, adapter, info, features, limits, override)
@@ -115,6 +116,7 @@ class Device:
         with self.guard("submit"), self.lock:
             commands = encoder.finish()
             self.check_alive()
+            self._mark = None
             self.native.queue.submit([commands])
 
     def wait(self) -> None:
@@ -124,8 +126,10 @@ class Device:
 
     def is_idle(self) -> bool:
         """Whether all that was submitted is done, without waiting."""
-        with self.guard("tell whether it is idle"):
-            return self.provider.is_idle(self.native)
+        with self.guard("tell whether it is idle"), self.lock:
+            if self._mark is None:
+                self._mark = self.provider.mark(self.native)
+            return self._mark()
 
     def empty(self, nbytes: int) -> Buffer:
         """A buffer whose bytes are not set."""

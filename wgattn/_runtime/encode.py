@@ -31,7 +31,9 @@ class BoundProgram:
         self._constants = [(slot, device.upload(content)) for slot, content in program.constants]
         self._places, self._parameters = self._upload_parameters()
         given = {*program.inputs, *(slot for slot, _ in program.constants)}
-        self._made = [slot for slot in range(len(program.slots)) if slot not in given]
+        made = [slot for slot in range(len(program.slots)) if slot not in given]
+        # outputs first: the pool gives back what came last, so scratch is the same each run and bind groups are found
+        self._made = sorted(made, key=lambda slot: slot not in program.outputs)
         self._groups: dict[tuple[int, ...], tuple[list[Any], list[Any]]] = {}
 
     def run(self, inputs: Sequence[Buffer | Texture]) -> tuple[Buffer | Texture, ...]:

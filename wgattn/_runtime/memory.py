@@ -89,6 +89,7 @@ class Memory:
         self._staging: dict[tuple[str, int], list[Any]] = {}
         self._counting = threading.Lock()
         self.reserved = 0  # bytes of all buffers and textures that exist, in use or free
+        self._queued = 0
         self.poison = False
         self._poison_block = np.zeros(0, np.uint8)
 
@@ -108,6 +109,7 @@ class Memory:
         native = self._take(size, size, lambda: self._device.make_buffer(size))
         if self.poison:
             self._device.native.queue.write_buffer(native, 0, self._poison(size))
+            self._flush()  # mapping would overtake it
         return native, size
 
     def texture(self, key: TextureKey) -> Any:
@@ -142,6 +144,10 @@ class Memory:
         """Write all of `data` (a multiple of 4 bytes) to the start of a buffer that nobody else can reach yet."""
         if data.nbytes <= SMALL:
             self._device.native.queue.write_buffer(native, 0, data)
+            self._queued += data.nbytes
+            if self._queued > CHUNK:  # the queue keeps copies of all that was written until the next submit
+                self._queued = 0
+                self._flush()
         elif self._device.mappable:
             _map(native, "WRITE", 0, data.nbytes)
             try:
@@ -162,8 +168,7 @@ class Memory:
         found = np.empty(nbytes, np.uint8)
         if self._device.mappable:
             start = offset // 8 * 8  # what a mapping may start at
-            # an empty submit takes along the queue's own writes, which mapping would overtake
-            self._device.submit(self._device.native.create_command_encoder())
+            self._flush()  # mapping would overtake the queue's own writes
             self._device.wait()  # first, so that the lock is held for the copy alone
             with self._device.lock:
                 _map(native, "READ_NOSYNC", start, offset + nbytes - start)
@@ -184,6 +189,9 @@ class Memory:
         while waiting:
             self._receive(*waiting.popleft())
         return found
+
+    def _flush(self) -> None:
+        self._device.submit(self._device.native.create_command_encoder())
 
     def _receive(self, staging: Any, promise: Any, part: NDArray[np.uint8]) -> None:
         promise.sync_wait()

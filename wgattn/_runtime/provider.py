@@ -85,15 +85,18 @@ class Provider:
         """Return when all that was submitted is done."""
         device._poll_wait()  # queue.on_submitted_work_done_sync raises TypeError in wgpu-py 0.32
 
-    def is_idle(self, device: Any) -> bool:
-        """Whether all that was submitted is done, without waiting."""
-        if self.name == "wgpu":
-            from wgpu.backends.wgpu_native import _api, ffi
+    def mark(self, device: Any) -> Callable[[], bool]:
+        """A question that can be asked again and again: is all done that was submitted before this call?"""
+        if self.name == "dawn":
+            promise = device.queue.on_submitted_work_done_async()
 
-            return bool(_api.libf.wgpuDevicePoll(device._internal, False, ffi.NULL))
-        promise = device.queue.on_submitted_work_done_async()
-        device._poll()
-        return promise._state != "pending"
+            def is_done() -> bool:
+                if promise._state == "pending":
+                    device._poll()
+                return promise._state != "pending"
+
+            return is_done
+        return _wgpu_mark(device)
 
     def nanoseconds_per_tick(self, device: Any) -> float:
         if self.name == "wgpu":
@@ -139,6 +142,35 @@ def _trusted_module() -> Callable[[Any, str, str], Any] | None:
         return _api.GPUShaderModule(label, call(device._internal, descriptor, 0), device)
 
     return make
+
+
+_marks: list[tuple[Any, list[int]]] = []  # callbacks that wgpu-native has yet to call: they must outlive their mark
+
+
+def _wgpu_mark(device: Any) -> Callable[[], bool]:
+    """wgpu-native's own call: wgpu-py 0.32 declares its callback wrongly, and a poll that does not wait says done."""
+    from wgpu.backends.wgpu_native import _api
+    from wgpu.backends.wgpu_native._ffi import ffi, lib
+
+    done: list[int] = []
+
+    @ffi.callback("void(WGPUQueueWorkDoneStatus, WGPUStringView, void *, void *)")
+    def finished(status: int, message: Any, first: Any, second: Any) -> None:
+        done.append(status)
+
+    _marks[:] = [mark for mark in _marks if not mark[1]]
+    _marks.append((finished, done))
+    info = _api.new_struct(
+        "WGPUQueueWorkDoneCallbackInfo", mode=lib.WGPUCallbackMode_AllowProcessEvents, callback=finished
+    )
+    _api.libf.wgpuQueueOnSubmittedWorkDone(device.queue._internal, info)
+
+    def is_done() -> bool:
+        if not done:
+            device._poll()
+        return bool(done)
+
+    return is_done
 
 
 _lock = threading.Lock()
