@@ -1,0 +1,34 @@
+"""Attention for any GPU: a JAX-like front end over WebGPU.
+
+    import numpy as np, wgattn as wa
+
+    out = wa.nn.dot_product_attention(query, key, value, is_causal=True)    # BTNH, as jax.nn
+    np.asarray(out)                                                         # waits for it
+
+Nothing happens at import: no device, no file, and jax is loaded when `jit` or `wgattn.jax` first needs it.
+"""
+
+from . import masks as masks
+from . import nn as nn
+from ._array import Array as Array
+from ._array import asarray as asarray
+from ._errors import AdapterNotFoundError as AdapterNotFoundError
+from ._errors import DeviceLostError as DeviceLostError
+from ._errors import OutOfDeviceMemoryError as OutOfDeviceMemoryError
+from ._errors import UnsupportedError as UnsupportedError
+from ._errors import ValidationError as ValidationError
+from ._errors import WgattnError as WgattnError
+from ._functions import broadcast_to as broadcast_to
+from ._functions import concatenate as concatenate
+from ._functions import default_device as default_device
+from ._functions import device_put as device_put
+from ._functions import devices as devices
+from ._functions import exp as exp
+from ._functions import mean as mean
+from ._functions import repeat as repeat
+from ._functions import sum as sum
+from ._functions import where as where
+from ._jit import jit as jit
+from ._jit import make_graph as make_graph
+
+__version__ = "0.1.0"
