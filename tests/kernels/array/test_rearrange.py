@@ -27,7 +27,7 @@ def test_fill(dtype):
     assert fill.plan(1, operand(result[:0]), profile()).steps == ()
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=short_name)
 def test_concatenate(axis, dtype):
     arrays = []
@@ -50,7 +50,7 @@ def test_pad(dtype):
     assert same(filled(rearrange.pad(operand(x), (0, 0), operand(x), profile()), {"source": x}, np.zeros_like(x)), x)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("dtype", [float16, float32, int8], ids=short_name)
 def test_repeat(axis, dtype):
     x = ones((3, 5), dtype)

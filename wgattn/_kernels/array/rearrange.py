@@ -13,6 +13,7 @@ def concatenate(sources: tuple[Operand, ...], axis: int, result: Operand, profil
 
     Names: "source0", "source1", … and "result". Raises ValueError where sizes do not add up.
     """
+    axis %= len(result.shape)
     sizes = [source.shape[axis] for source in sources]
     if sum(sizes) != result.shape[axis]:
         raise ValueError(f"sizes {sizes} along axis {axis} do not fill a result of shape {result.shape}")
@@ -43,6 +44,7 @@ def pad(source: Operand, low: tuple[int, ...], result: Operand, profile: DeviceP
 
 def repeat(source: Operand, repeats: int, axis: int, result: Operand, profile: DeviceProfile) -> Plan:
     """Each element along `axis` of `source` `repeats` times in a row, as numpy.repeat. Names: "source", "result"."""
+    axis %= len(result.shape)
     if result.shape[axis] != source.shape[axis] * repeats:
         raise ValueError(f"{repeats} repeats of axis {axis} of {source.shape} do not fill {result.shape}")
     return copy.plan(_unfold(source, axis, repeats, 0), _unfold(result, axis, repeats, result.strides[axis]), profile)
