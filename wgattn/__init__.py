@@ -32,3 +32,14 @@ from ._jit import jit as jit
 from ._jit import make_graph as make_graph
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str):
+    """What loads more than NumPy, when it is first asked for."""
+    from importlib import import_module
+
+    if name == "validate":
+        return import_module("wgattn._validate").validate
+    if name == "jax":
+        return import_module("wgattn.jax")
+    raise AttributeError(f"wgattn has no {name}")

@@ -18,23 +18,24 @@ from ._array import Array, apply, asarray, bounded, broadcast, of
 from ._dtypes import FLOATS, bool_, canonical, float32, int32, is_float
 from ._graph.graph import Aval
 from ._graph.operations import Attention, Rotate
+from ._kernels.attention.choose import IMPLEMENTATIONS
 from ._kernels.attention.problem import ROW_OPERANDS, Call
 from ._kernels.rotation import Rope as Rope
 from ._record import leaf, record
 from .masks import Mask
 
-IMPLEMENTATIONS = ("plain", "flash_tiled", "flash_rows", "decode", "decode_lanes")
-Lengths = Int[Array, " B"]
+ArrayLike = Any  # what asarray takes: NumPy, JAX, DLPack, numbers
+Lengths = Int[Array, " B"] | ArrayLike
 
 
 def dot_product_attention(
-    query: Float[Array, "*B T N H"],
-    key: Float[Array, "*B S K H"],
-    value: Float[Array, "*B S K Hv"],
-    bias: Float[Array, "..."] | None = None,
-    mask: Bool[Array, "..."] | Mask | None = None,
+    query: Float[Array, "*B T N H"] | ArrayLike,
+    key: Float[Array, "*B S K H"] | ArrayLike,
+    value: Float[Array, "*B S K Hv"] | ArrayLike,
+    bias: Float[Array, "..."] | ArrayLike | None = None,
+    mask: Bool[Array, "..."] | ArrayLike | Mask | None = None,
     *,
-    scale: float | Float[Array, ""] | None = None,
+    scale: float | Float[Array, ""] | ArrayLike | None = None,
     is_causal: bool = False,
     query_seq_lengths: Lengths | None = None,
     key_value_seq_lengths: Lengths | None = None,
@@ -42,8 +43,8 @@ def dot_product_attention(
     implementation: str | None = None,
     return_residual: bool = False,
     softcap: float | None = None,
-    sinks: Float[Array, " N"] | None = None,
-    query_offset: int | Int[Array, "..."] | None = None,
+    sinks: Float[Array, " N"] | ArrayLike | None = None,
+    query_offset: int | Int[Array, "..."] | ArrayLike | None = None,
     residual_dtype: Any = None,
     rope: Rope | None = None,
 ) -> Any:
@@ -128,8 +129,8 @@ def dot_product_attention(
 
 
 def rope(
-    x: Float[Array, "*B T N H"],
-    positions: Int[Array, "*B T"] | None = None,
+    x: Float[Array, "*B T N H"] | ArrayLike,
+    positions: Int[Array, "*B T"] | ArrayLike | None = None,
     *,
     base: float = 10000.0,
     rotary_dim: int | None = None,

@@ -190,10 +190,11 @@ def _attention(graph: Graph, node: Node, operation: Attention, names: dict[tuple
         words.append(f"group={query.shape[-2] // key.shape[-2]}")
     if ranges != "every j":
         words.append(f"keys {ranges}")
-    hidden = ("query", "key", "value", "query_offset", *call.sources)
+    hidden = ("query", "key", "value", "query_offset", "scale", *call.sources)
     words += [f"{name}={_used(graph, use, names)}" for name, use in given.items() if name not in hidden]
-    if "scale" not in given:
-        words.append(f"scale={scale_of(call, query.shape[-1]):.6g}")
+    factors = [] if "scale" in given and call.scale == 1.0 else [f"{scale_of(call, query.shape[-1]):.6g}"]
+    factors += [_used(graph, given["scale"], names)] if "scale" in given else []
+    words.append(f"scale={'·'.join(factors)}")
     if call.softcap is not None:
         words.append(f"softcap={call.softcap:g}")
     if call.residual is not None:
