@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from wgattn._dtypes import float32
 from wgattn._runtime.profile import DeviceProfile
 
 Scalar = Literal["u32", "i32", "f32"]
@@ -35,7 +36,9 @@ class Parameters:
         """The struct's bytes. Every field must be given, and nothing else."""
         names = [name for name, _ in self.fields]
         if set(values) != set(names):
-            raise KeyError(f"parameters {sorted(set(values) ^ set(names))} are missing or unknown; the struct has {names}")
+            raise KeyError(
+                f"parameters {sorted(set(values) ^ set(names))} are missing or unknown; the struct has {names}"
+            )
         code = "<" + "".join(_PACK[kind] for _, kind in self.fields)
         packed = struct.pack(code, *(values[name] for name in names))
         return packed + bytes(-len(packed) % 16)
@@ -122,6 +125,21 @@ class Bytes:
     name: str
     offset: int = 0
     nbytes: int | None = None
+
+
+def bound_bytes(operand: Operand, name: str, alignment: int) -> tuple[Bytes, int]:
+    """The aligned byte range that holds what an operand touches, and its first element's index in it."""
+    first, end = operand.extent()
+    start = first * operand.itemsize // alignment * alignment
+    stop = -(-end * operand.itemsize // 4) * 4
+    return Bytes(name, start, stop - start), operand.offset - start // operand.itemsize
+
+
+def storage_element(dtype: np.dtype, quads: bool) -> str:
+    """The WGSL element type of an array that holds `dtype`; `quads`: four elements are read at a time."""
+    if dtype == float32:
+        return "vec4<f32>" if quads else "f32"
+    return "vec2<u32>" if quads else "u32"
 
 
 @dataclass(frozen=True, slots=True)

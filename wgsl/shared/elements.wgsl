@@ -1,7 +1,7 @@
 {# Macros: how rows of elements are read and written. Every reader answers f32, whatever is stored.
    `quads`: four consecutive elements start at a multiple of four, so one wide access serves them. #}
 
-{# The element type of the storage array that holds `dtype`: kept in step with storage_element() in inputs.py. #}
+{# The element type of the storage array that holds `dtype`: kept in step with storage_element() in kernel.py. #}
 {% macro unpack_pair(dtype) -%}
 {# Two values of a 16-bit type from one word. #}
 %% if dtype == "f16"

@@ -3,15 +3,16 @@
 One box is the rule. More are made where an operand is larger than a binding may be, or where an invocation would loop further than it may.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.kernel import Bytes, Operand
+from wgattn._kernels.kernel import Operand, bound_bytes
 from wgattn._runtime.profile import Limits
 
 Span = tuple[int, int]
+Fits = Callable[[str, Operand], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,6 @@ def cut(name: str, operand: Operand, box: Box, group: int) -> Operand:
     return Operand(operand.dtype, tuple(shape), operand.strides, offset)
 
 
-def bound_bytes(operand: Operand, name: str, alignment: int) -> tuple[Bytes, int]:
-    """The aligned byte range that holds what an operand touches, and its first element's index in it."""
-    first, end = operand.extent()
-    start = first * operand.itemsize // alignment * alignment
-    stop = -(-end * operand.itemsize // 4) * 4
-    return Bytes(name, start, stop - start), operand.offset - start // operand.itemsize
-
-
 def whole(operands: Mapping[str, Operand]) -> Box:
     """The box of a whole call."""
     b0, b1, rows, heads, _ = operands["query"].shape
@@ -74,17 +67,22 @@ def cut_to_limits(
     max_keys: int | None = None,
     partial_row_bytes: int = 0,
     whole_groups: bool = False,
+    fits: Fits | None = None,
 ) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
     """Boxes of rows (each over all keys) and ranges of keys, by halving, so that every operand can be bound.
 
     `partial_row_bytes` are the bytes of partial sums a range of keys, query row and head; `whole_groups` keeps the query heads of a key/value head
-    in one box. Raises UnsupportedError where no box is small enough.
+    in one box; `fits` says whether a part of an operand can be given to the kernel, if not by what can be bound. Raises UnsupportedError where no box
+    is small enough.
     """
     all_of = whole(operands)
     group = operands["query"].shape[3] // operands["key"].shape[3]
     step = replace(all_of, s=(0, min(all_of.s[1], max_keys or all_of.s[1])))
-    while (name := _too_large(operands, step, group, limits, partial_row_bytes, all_of.s[1])) is not None:
-        axis = _longest_axis(operands.get(name), _AXES.get(name, ("b0", "b1", "n", "t")), step, group, group if whole_groups else 1)
+    can = fits or (lambda name, part: binds(part, limits))
+    while (name := _too_large(operands, step, group, limits, partial_row_bytes, all_of.s[1], can)) is not None:
+        axis = _longest_axis(
+            operands.get(name), _AXES.get(name, ("b0", "b1", "n", "t")), step, group, group if whole_groups else 1
+        )
         if axis is None:
             raise UnsupportedError(
                 f"one row of {name} spans more than the {limits.binding_bytes:,} bytes that this device binds at once; "
@@ -100,12 +98,17 @@ def cut_to_limits(
     return tuple(Box(b0, b1, n, t, all_of.s) for b0, b1, n, t in rows), spans["s"]
 
 
+def binds(operand: Operand, limits: Limits) -> bool:
+    """Whether one binding reaches all that an operand touches."""
+    span, _ = bound_bytes(operand, "", limits.offset_alignment)
+    return (span.nbytes or 0) <= limits.binding_bytes
+
+
 def _too_large(
-    operands: Mapping[str, Operand], box: Box, group: int, limits: Limits, partial_row_bytes: int, keys: int
+    operands: Mapping[str, Operand], box: Box, group: int, limits: Limits, partial_row_bytes: int, keys: int, fits: Fits
 ) -> str | None:
     for name in operands.keys() & _AXES.keys():
-        span, _ = bound_bytes(cut(name, operands[name], box, group), name, limits.offset_alignment)
-        if (span.nbytes or 0) > limits.binding_bytes:
+        if not fits(name, cut(name, operands[name], box, group)):
             return name
     parts = -(-keys // box.size("s"))
     if parts > 1 or partial_row_bytes:

@@ -10,9 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from wgattn._dtypes import float32, short_name
-from wgattn._kernels.attention.boxes import Box, bound_bytes, cut
+from wgattn._kernels.attention.boxes import Box, cut
 from wgattn._kernels.attention.problem import ROW_OPERANDS, AttentionProblem, Call, scale_of
-from wgattn._kernels.kernel import Binding, Bytes, Copy, Operand, Parameters, Scalar, Scratch
+from wgattn._kernels.kernel import (
+    Binding,
+    Bytes,
+    Copy,
+    Operand,
+    Parameters,
+    Scalar,
+    Scratch,
+    bound_bytes,
+    storage_element,
+)
 
 LOG2_E = 1.4426950408889634
 FAR = 1 << 30  # bounds beyond it are the same as unbounded, and adding two of them stays within int32
@@ -20,11 +30,11 @@ FAR = 1 << 30  # bounds beyond it are the same as unbounded, and adding two of t
 _AXES = {"query": ("t", "n"), "key": ("s", "k"), "value": ("s", "k"), "out": ("t", "n")}
 
 
-def storage_element(dtype: np.dtype, quads: bool) -> str:
-    """The WGSL element type of an array that holds `dtype`; `quads`: four elements are read at a time."""
-    if dtype == float32:
-        return "vec4<f32>" if quads else "f32"
-    return "vec2<u32>" if quads else "u32"
+def texel_dtype(problem: AttentionProblem, name: str) -> np.dtype:
+    """What a texel of a query, key or value texture holds: rotated rows stay in float32."""
+    if problem.rope is not None and name != "value":
+        return float32
+    return {"query": problem.query_dtype, "key": problem.key_dtype, "value": problem.value_dtype}[name]
 
 
 def row_names(problem: AttentionProblem, call_sources: tuple[str, ...]) -> tuple[str, ...]:
@@ -64,7 +74,8 @@ def bindings(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ..
     found = []
     for name, dtype in dtypes.items():
         if name in unbuffered:
-            found.append(Binding(name, "texture", "rgba32float" if dtype == float32 else "rgba32uint"))
+            texel = texel_dtype(problem, name)
+            found.append(Binding(name, "texture", "rgba32float" if texel == float32 else "rgba32uint"))
         else:
             found.append(Binding(name, "read", storage_element(dtype, name in problem.vectors)))
     if partial:
@@ -84,7 +95,9 @@ def bindings(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ..
     return tuple(found)
 
 
-def parameters(problem: AttentionProblem, unbuffered: tuple[str, ...] = (), extra: tuple[tuple[str, Scalar], ...] = ()) -> Parameters:
+def parameters(
+    problem: AttentionProblem, unbuffered: tuple[str, ...] = (), extra: tuple[tuple[str, Scalar], ...] = ()
+) -> Parameters:
     """The parameter struct: sizes, the box, strides of what is there, scalars, bounds, places in `rows`, then a family's own."""
     fields: list[tuple[str, Scalar]] = [
         (name, "u32")
@@ -108,7 +121,9 @@ def parameters(problem: AttentionProblem, unbuffered: tuple[str, ...] = (), extr
     return Parameters((*fields, *extra))
 
 
-def constants(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ...] = ()) -> tuple[tuple[str, object], ...]:
+def constants(
+    problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ...] = ()
+) -> tuple[tuple[str, object], ...]:
     """What the shared hooks need to see when they are composed."""
     dtypes = {"query": problem.query_dtype, "key": problem.key_dtype, "value": problem.value_dtype}
     named = [short_name(dtype) for dtype in (*dtypes.values(), *([problem.bias] if problem.bias is not None else []))]
@@ -163,7 +178,13 @@ def gather_rows(problem: AttentionProblem, operands: Mapping[str, Operand], batc
 
 
 def resources_and_values(
-    problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], box: Box, rows: Rows, alignment: int, unbuffered: tuple[str, ...] = ()
+    problem: AttentionProblem,
+    call: Call,
+    operands: Mapping[str, Operand],
+    box: Box,
+    rows: Rows,
+    alignment: int,
+    unbuffered: tuple[str, ...] = (),
 ) -> tuple[dict[str, Bytes | str], dict[str, float]]:
     """What a launch over `box` binds, and the values of the shared parameters (without parts, which the plan sets)."""
     query, key, value = operands["query"], operands["key"], operands["value"]

@@ -1,0 +1,208 @@
+{% include "shared/prelude.wgsl" %}
+{% include "attention/hooks.wgsl" %}
+{% import "shared/texels.wgsl" as texels %}
+{% set quads = namespace(query=1 if query_texel == "f32" else 2, key=1 if key_texel == "f32" else 2, value=1 if value_texel == "f32" else 2) %}
+{% set query_texels, key_texels, value_texels = HEAD_DIM // 4 // quads.query, HEAD_DIM // 4 // quads.key, VALUE_DIM // 4 // quads.value %}
+{% set value_chunks = VALUE_DIM // 4 %}
+
+// Flash, rows in lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP query rows of one key/value head, the heads of its group side by side, and
+// a lane ROWS of them. A turn takes SUBGROUP keys: a lane reads one key from a texture, and a shuffle from each constant lane hands it to all rows.
+// Everything but the loop over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
+
+{{ texels.place("query", query_texels) }}
+{{ texels.place("key", key_texels) }}
+{{ texels.place("value", value_texels) }}
+@compute @workgroup_size(SUBGROUP)
+fn flash_rows(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) workgroups: vec3u,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    var index = folded_index(workgroup, workgroups);
+    let rows = parameters.T * parameters.G;
+    let blocks = (rows + ROWS * SUBGROUP - 1u) / (ROWS * SUBGROUP);
+    // Threads take runs of workgroups, and late rows keep more keys where the mask is causal: blocks come from both ends by turns.
+    let turn = index % blocks;
+    let block = select(turn / 2u, blocks - 1u - turn / 2u, turn % 2u == 1u);
+    index /= blocks;
+    let k = index % (parameters.N / parameters.G);
+    index /= parameters.N / parameters.G;
+    let part = index % parameters.parts;
+    let b = index / parameters.parts;
+    if (b >= parameters.batch) {
+        return;
+    }
+
+    let first_row = block * (ROWS * SUBGROUP);
+    let last_row = min(first_row + ROWS * SUBGROUP, rows) - 1u;
+    let first_key = parameters.key_first + part * parameters.part_keys;
+    let end_key = min(first_key + parameters.part_keys, parameters.key_end);
+    // Every key of this range is below its sequence's length, and no other is read.
+    let keys = block_keys(b, first_row / parameters.G, last_row / parameters.G, first_key, end_key);
+    let scale = query_scale(b);
+
+%% for r in range(ROWS)
+    let row_{{ r }} = first_row + {{ r }}u * SUBGROUP + lane;
+    let t_{{ r }} = min(row_{{ r }}, last_row) / parameters.G;
+    let n_{{ r }} = k * parameters.G + min(row_{{ r }}, last_row) % parameters.G;
+    var kept_{{ r }} = kept_keys(b, t_{{ r }});
+    kept_{{ r }}.end = min(kept_{{ r }}.end, i32(keys.y));
+%% if problem.keys.clauses | length > 1
+    kept_{{ r }}.also_end = min(kept_{{ r }}.also_end, i32(keys.y));
+%% endif
+%% if problem.segments
+    let segment_{{ r }} = row_query_segments(b, parameters.t_first + t_{{ r }});
+%% endif
+    // Above MASKED, so that the weight of a masked key is 0 from the first turn on.
+    var top_{{ r }} = LOWEST_KEPT;
+    var total_{{ r }} = 0.0;
+    let query_{{ r }} = query_place(b, t_{{ r }}, n_{{ r }});
+%% for d in range(query_texels)
+    let texel_{{ r }}_{{ d }} = textureLoad(query, vec2u(query_{{ r }}.x + {{ d }}u, query_{{ r }}.y));
+%% for i in range(quads.query)
+    let q_{{ r }}_{{ d * quads.query + i }} = scale * {{ texels.four("texel_%s_%s" | format(r, d), query_texel, i) }};
+%% endfor
+%% endfor
+%% for c in range(value_chunks)
+    var sum_{{ r }}_{{ c }} = vec4f();
+%% endfor
+%% endfor
+
+    for (var tile = keys.x; tile < keys.y; tile += SUBGROUP) {
+%% if problem.segments
+        // Tiles whose ids no row has are passed by; the last one is worked on in any case.
+        var key_segment = row_key_segments(b, min(tile + lane, keys.y - 1u));
+        for (; tile + SUBGROUP < keys.y; tile += SUBGROUP) {
+            key_segment = row_key_segments(b, min(tile + lane, keys.y - 1u));
+            var met = false;
+%% for k in range(SUBGROUP)
+            let id_{{ k }} = subgroupShuffle(key_segment, {{ k }}u);
+            met = met || {% for r in range(ROWS) %}id_{{ k }} == segment_{{ r }}{{ " || " if not loop.last }}{% endfor %};
+%% endfor
+            if (subgroupAny(met)) {
+                break;
+            }
+        }
+        key_segment = row_key_segments(b, min(tile + lane, keys.y - 1u));
+%% endif
+        let s = min(tile + lane, keys.y - 1u) - parameters.key_first;
+        let key_at = key_place(b, s, k);
+        let value_at = value_place(b, s, k);
+%% for r in range(ROWS)
+%% for k in range(SUBGROUP)
+        var s_{{ r }}_{{ k }} = 0.0;
+%% endfor
+%% endfor
+%% for d in range(key_texels)
+        let key_{{ d }} = textureLoad(key, vec2u(key_at.x + {{ d }}u, key_at.y));
+%% for i in range(quads.key)
+        {
+            let four = {{ texels.four("key_%s" | format(d), key_texel, i) }};
+%% for k in range(SUBGROUP)
+            let k_{{ k }} = subgroupShuffle(four, {{ k }}u);
+%% for r in range(ROWS)
+            s_{{ r }}_{{ k }} += dot(q_{{ r }}_{{ d * quads.key + i }}, k_{{ k }});
+%% endfor
+%% endfor
+        }
+%% endfor
+%% endfor
+%% for r in range(ROWS)
+%% for k in range(SUBGROUP)
+%% if problem.segments
+        let same_{{ r }}_{{ k }} = segment_{{ r }} == subgroupShuffle(key_segment, {{ k }}u);
+        let x_{{ r }}_{{ k }} = select(MASKED, logit(s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, kept_{{ r }}), same_{{ r }}_{{ k }});
+%% else
+        let x_{{ r }}_{{ k }} = logit(s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, kept_{{ r }});
+%% endif
+%% endfor
+        var high_{{ r }} = top_{{ r }};
+%% for k in range(0, SUBGROUP, 2)
+        high_{{ r }} = max(high_{{ r }}, max(x_{{ r }}_{{ k }}, x_{{ r }}_{{ k + 1 }}));
+%% endfor
+        let fade_{{ r }} = decay(top_{{ r }}, high_{{ r }});
+        top_{{ r }} = high_{{ r }};
+%% for k in range(SUBGROUP)
+        let p_{{ r }}_{{ k }} = decay(x_{{ r }}_{{ k }}, high_{{ r }});
+%% endfor
+        total_{{ r }} = total_{{ r }} * fade_{{ r }} + ({% for k in range(0, SUBGROUP, 2) %}(p_{{ r }}_{{ k }} + p_{{ r }}_{{ k + 1 }}){{ " + " if not loop.last }}{% endfor %});
+%% endfor
+%% for d in range(value_texels)
+        let value_{{ d }} = textureLoad(value, vec2u(value_at.x + {{ d }}u, value_at.y));
+%% for i in range(quads.value)
+{% set c = d * quads.value + i %}
+        {
+            let four = {{ texels.four("value_%s" | format(d), value_texel, i) }};
+%% for r in range(ROWS)
+            var z_{{ r }} = sum_{{ r }}_{{ c }} * fade_{{ r }};
+%% endfor
+%% for k in range(SUBGROUP)
+            let v_{{ k }} = subgroupShuffle(four, {{ k }}u);
+%% for r in range(ROWS)
+            z_{{ r }} += p_{{ r }}_{{ k }} * v_{{ k }};
+%% endfor
+%% endfor
+%% for r in range(ROWS)
+            sum_{{ r }}_{{ c }} = z_{{ r }};
+%% endfor
+        }
+%% endfor
+%% endfor
+    }
+
+%% for r in range(ROWS)
+%% if not PARTIAL
+    let end_{{ r }} = row_end(top_{{ r }}, total_{{ r }}, b, t_{{ r }}, n_{{ r }});
+%% endif
+%% if problem.empty_rows
+%% if not PARTIAL
+    let empty_{{ r }} = end_{{ r }}.empty;
+%% elif problem.dense
+    let empty_{{ r }} = total_{{ r }} == 0.0;
+%% else
+    let empty_{{ r }} = total_{{ r }} == 0.0 && range_is_empty(kept_keys(b, t_{{ r }}));
+%% endif
+%% endif
+%% endfor
+%% if problem.empty_rows
+    // Rows that keep no key are the mean of V: lanes sum a key each. The loop makes no turn where no row needs it; a branch would run masked.
+    let needed = subgroupAny({% for r in range(ROWS) %}empty_{{ r }}{{ " || " if not loop.last }}{% endfor %});
+    let end_mean = select(first_key, end_key, needed);
+%% for c in range(value_chunks)
+    var mean_{{ c }} = vec4f();
+%% endfor
+    for (var s = first_key; s < end_mean; s += SUBGROUP) {
+        let there = s + lane < end_key;
+        let at = value_place(b, min(s + lane, end_key - 1u) - parameters.key_first, k);
+%% for d in range(value_texels)
+        let texel_{{ d }} = textureLoad(value, vec2u(at.x + {{ d }}u, at.y));
+%% for i in range(quads.value)
+        mean_{{ d * quads.value + i }} += select(vec4f(), {{ texels.four("texel_%s" | format(d), value_texel, i) }}, there);
+%% endfor
+%% endfor
+    }
+%% for c in range(value_chunks)
+%% for step in xor_steps
+    mean_{{ c }} += subgroupShuffleXor(mean_{{ c }}, {{ step }}u);
+%% endfor
+%% endfor
+
+%% endif
+%% for r in range(ROWS)
+    if (row_{{ r }} <= last_row) {
+%% if PARTIAL
+        let at_{{ r }} = partial_row(part, b, t_{{ r }}, n_{{ r }});
+%% for c in range(value_chunks)
+        partial[at_{{ r }} + {{ c }}u] = {{ "select(sum_%s_%s, mean_%s, empty_%s)" | format(r, c, c, r) if problem.empty_rows else "sum_%s_%s" | format(r, c) }};
+%% endfor
+%% else
+        let at_{{ r }} = out_row(b, t_{{ r }}, n_{{ r }});
+%% for c in range(value_chunks)
+        let o_{{ r }}_{{ c }} = select(sum_{{ r }}_{{ c }} * end_{{ r }}.factor, vec4f(), end_{{ r }}.zero);
+        store_out(at_{{ r }}, {{ c }}u, {{ "select(o_%s_%s, mean_%s / f32(parameters.S), empty_%s)" | format(r, c, c, r) if problem.empty_rows else "o_%s_%s" | format(r, c) }});
+%% endfor
+%% endif
+        finish_row(part, b, t_{{ r }}, n_{{ r }}, top_{{ r }}, total_{{ r }});
+    }
+%% endfor
+}
