@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,8 +43,9 @@ class Provider:
                 raise AdapterNotFoundError(
                     "WGATTN_PROVIDER is dawn, but wgpudawn is not installed: pip install 'wgattn[dawn]'"
                 ) from error
-            # f16 and matrix units are behind these; they are read when the first adapter is asked for
-            extras.set_instance_extras(enable_toggles=["allow_unsafe_apis", "vulkan_enable_f16_on_nvidia"])
+            # f16 and matrix units are behind these toggles, which count only before Dawn's first adapter is asked for
+            with suppress(RuntimeError):  # another library in this process was first: do with what its choice gives
+                extras.set_instance_extras(enable_toggles=["allow_unsafe_apis", "vulkan_enable_f16_on_nvidia"])
             self.module, self._extras = wgpudawn, extras
         else:
             import wgpu
@@ -66,14 +68,16 @@ class Provider:
     def device(self, adapter: Any, features: Sequence[str], limits: dict[str, int]) -> Any:
         """A native device with these features and limits, without bounds checks if possible: kernels prove theirs."""
         self._adapters = None  # an adapter makes one device; for another it has to be asked for again
-        if self._extras is not None:
-            return self._extras.request_device_sync(
-                adapter,
-                enable_toggles=["disable_robustness"],
-                required_features=list(features),
-                required_limits=limits,
-            )
-        return adapter.request_device_sync(required_features=list(features), required_limits=limits)
+        wanted = {"required_features": list(features), "required_limits": limits}
+        try:
+            if self._extras is not None:
+                return self._extras.request_device_sync(adapter, enable_toggles=["disable_robustness"], **wanted)
+            return adapter.request_device_sync(**wanted)
+        except (self.module.GPUError, RuntimeError) as error:
+            raise AdapterNotFoundError(
+                f"the adapter {adapter.info['device']} gave no device: {error}. "
+                "Update its driver, or name another adapter in WGATTN_ADAPTER"
+            ) from error
 
     def shader_module(self, device: Any, source: str, label: str) -> Any:
         """A compiled module; raises the library's own error for WGSL that it refuses."""
