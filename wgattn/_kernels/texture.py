@@ -92,7 +92,9 @@ def fill(
     """
     if rotation is None and _lies_alike(source, texels):
         return tuple(_copies(source, name, texels, texture))
-    return tuple(_launch(source, part, first, name, texels, texture, limits, rotation) for part, first in _parts(source, limits))
+    return tuple(
+        _launch(source, part, first, name, texels, texture, limits, rotation) for part, first in _parts(source, limits)
+    )
 
 
 def _side_by_side(source: Operand) -> bool:

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention import flash_tiled, plain
+from wgattn._kernels.attention import flash_rows, flash_tiled, plain
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import Operand, Plan, Variant
 from wgattn._runtime.profile import DeviceProfile
 
 # Fastest first. Each is a module with name, supports, suits, variant and plan; plain takes what nothing else takes.
 # `supports` is about ability, and binds a call that names the family; `suits` is about speed, and guides the choice alone.
-FAMILIES: tuple[ModuleType, ...] = (flash_tiled, plain)
+FAMILIES: tuple[ModuleType, ...] = (flash_rows, flash_tiled, plain)
 IMPLEMENTATIONS = ("decode", "decode_lanes", "flash_rows", "flash_tiled", "plain")
 
 

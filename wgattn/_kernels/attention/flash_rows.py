@@ -28,7 +28,9 @@ def lanes_support(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if not profile.is_cpu:
         return unsupported(f"it is for CPU adapters; {profile.name} is a GPU, where a lane cannot hold a whole row")
     if not profile.subgroups or profile.subgroup_size not in SUBGROUPS:
-        return unsupported(f"it needs subgroups of 4, 8 or 16 lanes; {profile.name} has {profile.subgroup_size or 'none'}")
+        return unsupported(
+            f"it needs subgroups of 4, 8 or 16 lanes; {profile.name} has {profile.subgroup_size or 'none'}"
+        )
     if max(problem.head_dim, problem.value_dim) > 256:
         return unsupported(f"it takes head dims up to 256, this is {max(problem.head_dim, problem.value_dim)}")
     if profile.limits.storage_textures < len(NAMES):
