@@ -26,6 +26,7 @@ FLOORS = {
     "_run": 5,
     "_jit": 5,
     "nn": 6,
+    "_bind": 6,
     "_cache": 6,
     "_validate": 6,
     "jax": 7,
