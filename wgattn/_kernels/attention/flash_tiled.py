@@ -1,4 +1,4 @@
-"""Flash, tiled: a workgroup a block of query rows, K and V staged in workgroup memory a tile at a time. The family for prefill on GPUs."""
+"""Flash, tiled: a workgroup a block of query rows, K and V staged in workgroup memory by turns. For prefill on GPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ SPLIT_KEYS = 512  # a split has no fewer keys: Q is staged once a split, and the
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a workgroup's threads stand: `across` × `down`, each with `rows` × `keys` logits; `keys` is a multiple of 4."""
+    """How a workgroup's threads stand: `across` × `down`, each with `rows` × `keys` logits (`keys` a multiple of 4)."""
 
     across: int
     down: int
@@ -59,7 +59,7 @@ class Tile:
         return quads * 16 + self.across * (self.q + 1) * 4
 
 
-# Fastest first. A thread's sums (rows × columns vec4) stay in registers: at most MAX_SUMS of them where a smaller tile is there.
+# Fastest first. A thread's sums (rows × columns vec4) must stay in registers: MAX_SUMS of them at most.
 TILES = (
     Tile(8, 16, 4, 4),
     Tile(8, 8, 4, 4),
@@ -75,7 +75,7 @@ FEW_ROWS = 16  # rows of a tile that are enough where T is at most 16
 
 
 def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
-    """The tile for a problem on a device: the first that fits; None where none does. A device may be tuned: `flash_tiled_h64` is a place in TILES."""
+    """The first tile that fits the device, or None. Tuned by `flash_tiled_h64` and so on, a place in TILES."""
     fitting = [
         tile
         for tile in TILES
@@ -104,7 +104,7 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if tile_of(problem, profile) is None:
         least = TILES[-1].workgroup_bytes(problem)
         return unsupported(
-            f"its least tile needs {least:,} bytes of workgroup memory; the device has {profile.limits.workgroup_bytes:,}"
+            f"its least tile needs {least:,} bytes of workgroup memory, of {profile.limits.workgroup_bytes:,} there"
         )
     return SUPPORTED
 
@@ -181,6 +181,8 @@ def _max_keys(problem: AttentionProblem, tile: Tile, profile: DeviceProfile) -> 
     scores = head * (1 + rows + keys * (1 + rows)) + rows * (2 + 2 * keys + tile.across + keys // 4 + columns)
     output = tile.k // 4 * (1 + rows + columns * (1 + rows))
     a_tile = 1 + staged + scores + output + (tile.k if problem.segments else 0)
+    if problem.rope == "half":
+        a_tile += 4 * -(-tile.k * head // tile.threads)
     if problem.empty_rows:
         a_tile += rows * columns * tile.k // 8 * 9
     return max((turns - 4096) // a_tile, 1) * tile.k

@@ -1,0 +1,227 @@
+{% include "shared/prelude.wgsl" %}
+{% include "attention/hooks.wgsl" %}
+
+// Decode: one query row against many keys. A workgroup owns one key/value head, up to GROUP of the query heads that read it, and one part of the
+// keys, so that each key and value is read once for the group. Logits: a thread a key (KEYS of them), q broadcast from workgroup memory. Output:
+// VALUE_CHUNKS threads a key, each four elements, ROWS keys at once. Over heads and keys the text is unrolled: arrays of them would live in memory.
+{% set heads = range(GROUP) %}
+{% set quads = range(GROUP_QUADS) %}
+
+// GROUP · HEAD_CHUNKS · 16 bytes
+var<workgroup> query_rows: array<vec4f, GROUP * HEAD_CHUNKS>;
+// TILE_K · GROUP_QUADS · 16 bytes
+var<workgroup> weights: array<vec4f, TILE_K * GROUP_QUADS>;
+// GROUP · WORKGROUP · 4 bytes: a number a head and thread, to be reduced over the threads
+var<workgroup> scattered: array<f32, GROUP * WORKGROUP>;
+// GROUP · 64 bytes: the same, reduced to 16 a head
+var<workgroup> gathered: array<vec4f, GROUP * 4u>;
+// WORKGROUP · 16 bytes
+var<workgroup> row_sums: array<vec4f, WORKGROUP>;
+
+fn gather_maxima(thread: u32) {
+    workgroupBarrier();
+    if (thread < GROUP * 16u) {
+        let at = thread / 16u * WORKGROUP + thread % 16u;
+        var high = scattered[at];
+        for (var i = 16u; i < WORKGROUP; i += 16u) {
+            high = max(high, scattered[at + i]);
+        }
+        gathered[thread / 4u][thread % 4u] = high;
+    }
+    workgroupBarrier();
+}
+
+fn gathered_max(head: u32) -> f32 {
+    let four = max(max(gathered[4u * head], gathered[4u * head + 1u]), max(gathered[4u * head + 2u], gathered[4u * head + 3u]));
+    return max(max(four.x, four.y), max(four.z, four.w));
+}
+
+fn gather_sums(thread: u32) {
+    workgroupBarrier();
+    if (thread < GROUP * 16u) {
+        let at = thread / 16u * WORKGROUP + thread % 16u;
+        var sum = scattered[at];
+        for (var i = 16u; i < WORKGROUP; i += 16u) {
+            sum += scattered[at + i];
+        }
+        gathered[thread / 4u][thread % 4u] = sum;
+    }
+    workgroupBarrier();
+}
+
+fn gathered_sum(head: u32) -> f32 {
+    let four = gathered[4u * head] + gathered[4u * head + 1u] + gathered[4u * head + 2u] + gathered[4u * head + 3u];
+    return (four.x + four.y) + (four.z + four.w);
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn decode(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) workgroups: vec3u,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    // Key/value heads lie closest, since their rows do.
+    let head_blocks = (parameters.G + GROUP - 1u) / GROUP;
+    var index = folded_index(workgroup, workgroups);
+    let units = parameters.N / parameters.G * head_blocks;
+    let unit = index % units;
+    index /= units;
+    let part = index % parameters.parts;
+    let b = index / parameters.parts;
+    if (b >= parameters.batch) {
+        return;
+    }
+    let n_first = unit / head_blocks * parameters.G + unit % head_blocks * GROUP;
+    let n_last = min(n_first + GROUP, (unit / head_blocks + 1u) * parameters.G) - 1u;
+    let k = key_head(n_first);
+
+    let scale = query_scale(b);
+    for (var i = thread; i < GROUP * HEAD_CHUNKS; i += WORKGROUP) {
+        let n = n_first + i / HEAD_CHUNKS;
+        var four = vec4f();
+        if (n <= n_last) {
+%% if problem.rope is not none
+            four = scale * load_query_rotated(query_row(b, 0u, n), i % HEAD_CHUNKS, position_of(b, 0u));
+%% else
+            four = scale * load_query(query_row(b, 0u, n), i % HEAD_CHUNKS);
+%% endif
+        }
+        query_rows[i] = four;
+    }
+    workgroupBarrier();
+
+    let from_key = parameters.key_first + part * parameters.part_keys;
+    let keys = block_keys(b, 0u, 0u, from_key, min(from_key + parameters.part_keys, parameters.key_end));
+    let kept = kept_keys(b, 0u);
+    let k_rows = key_row(b, 0u, k);
+    let v_rows = value_row(b, 0u, k);
+    let lane = thread % VALUE_CHUNKS;
+    let row = thread / VALUE_CHUNKS;
+%% for g in heads
+    var top_{{ g }} = MASKED;
+    var total_{{ g }} = 0.0;
+    var sum_{{ g }} = vec4f();
+%% endfor
+
+    for (var tile = keys.x; tile < keys.y; tile += TILE_K) {
+%% for i in range(KEYS)
+        let s_{{ i }} = tile + {{ i }}u * WORKGROUP + thread;
+%% if problem.segments
+        let read_{{ i }} = s_{{ i }} < keys.y && row_query_segments(b, parameters.t_first) == row_key_segments(b, min(s_{{ i }}, keys.y - 1u));
+%% else
+        let read_{{ i }} = s_{{ i }} < keys.y;
+%% endif
+%% for g in heads
+        var x_{{ i }}_{{ g }} = 0.0;
+%% endfor
+%% endfor
+        if ({% for i in range(KEYS) %}{{ " || " if i else "" }}read_{{ i }}{% endfor %}) {
+%% for i in range(KEYS)
+            let key_{{ i }} = min(s_{{ i }}, keys.y - 1u);
+            let k_row_{{ i }} = k_rows + (key_{{ i }} - parameters.key_first) * parameters.key_s;
+%% endfor
+            for (var chunk = 0u; chunk < HEAD_CHUNKS; chunk += {{ TURN }}u) {
+%% for c in range(TURN)
+%% for i in range(KEYS)
+%% if problem.rope is not none
+                let k_{{ i }}_{{ c }} = load_key_rotated(k_row_{{ i }}, chunk + {{ c }}u, i32(key_{{ i }}));
+%% else
+                let k_{{ i }}_{{ c }} = load_key(k_row_{{ i }}, chunk + {{ c }}u);
+%% endif
+%% endfor
+%% endfor
+%% for c in range(TURN)
+%% for g in heads
+                let q_{{ g }}_{{ c }} = query_rows[{{ g }}u * HEAD_CHUNKS + chunk + {{ c }}u];
+%% for i in range(KEYS)
+                x_{{ i }}_{{ g }} += dot(q_{{ g }}_{{ c }}, k_{{ i }}_{{ c }});
+%% endfor
+%% endfor
+%% endfor
+            }
+        }
+%% for g in heads
+%% for i in range(KEYS)
+        if (read_{{ i }}) {
+            x_{{ i }}_{{ g }} = logit(x_{{ i }}_{{ g }}, b, min(n_first + {{ g }}u, n_last), 0u, s_{{ i }}, kept);
+        } else {
+            x_{{ i }}_{{ g }} = MASKED;
+        }
+%% endfor
+        var high_{{ g }} = x_0_{{ g }};
+%% for i in range(1, KEYS)
+        high_{{ g }} = max(high_{{ g }}, x_{{ i }}_{{ g }});
+%% endfor
+        scattered[{{ g }}u * WORKGROUP + thread] = high_{{ g }};
+%% endfor
+        gather_maxima(thread);
+
+%% for g in heads
+        let new_top_{{ g }} = max(top_{{ g }}, gathered_max({{ g }}u));
+        let fade_{{ g }} = decay(top_{{ g }}, new_top_{{ g }});
+        top_{{ g }} = new_top_{{ g }};
+        total_{{ g }} *= fade_{{ g }};
+        sum_{{ g }} *= fade_{{ g }};
+%% for i in range(KEYS)
+        let w_{{ i }}_{{ g }} = weight(x_{{ i }}_{{ g }}, new_top_{{ g }});
+        total_{{ g }} += w_{{ i }}_{{ g }};
+%% endfor
+%% endfor
+%% for i in range(KEYS)
+%% for q in quads
+        weights[({{ i }}u * WORKGROUP + thread) * GROUP_QUADS + {{ q }}u] = vec4f(
+            {% for g in range(4 * q, 4 * q + 4) %}{{ "w_%d_%d" % (i, g) if g < GROUP else "0.0" }}{{ ", " if not loop.last }}{% endfor %}
+
+        );
+%% endfor
+%% endfor
+        workgroupBarrier();
+
+        // The next tile's maxima are gathered behind a barrier, so these weights are read before they are overwritten.
+        if (row < ROWS) {
+            let live = min(TILE_K, keys.y - tile);
+            for (var first = row; first < live; first += {{ TURN }}u * ROWS) {
+%% for u in range(TURN)
+                let j_{{ u }} = first + {{ u }}u * ROWS;
+%% for q in quads
+                let share_{{ u }}_{{ q }} = weights[min(j_{{ u }}, TILE_K - 1u) * GROUP_QUADS + {{ q }}u];
+%% endfor
+                var v_{{ u }} = vec4f();
+%% if problem.dense
+                // A key that no head keeps is not read.
+                if (j_{{ u }} < live && ({% for q in quads %}{{ " || " if q else "" }}any(share_{{ u }}_{{ q }} != vec4f()){% endfor %})) {
+%% else
+                if (j_{{ u }} < live) {
+%% endif
+                    v_{{ u }} = load_value(v_rows + (tile + j_{{ u }} - parameters.key_first) * parameters.value_s, lane);
+                }
+%% endfor
+%% for u in range(TURN)
+%% for g in heads
+                sum_{{ g }} += share_{{ u }}_{{ g // 4 }}.{{ "xyzw"[g % 4] }} * v_{{ u }};
+%% endfor
+%% endfor
+            }
+        }
+    }
+
+%% for g in heads
+    scattered[{{ g }}u * WORKGROUP + thread] = total_{{ g }};
+%% endfor
+    gather_sums(thread);
+%% for g in heads
+    row_sums[thread] = sum_{{ g }};
+    workgroupBarrier();
+    if (row == 0u && n_first + {{ g }}u <= n_last) {
+        var sum = row_sums[lane];
+        for (var r = 1u; r < ROWS; r++) {
+            sum += row_sums[r * VALUE_CHUNKS + lane];
+        }
+        finish_chunk(part, b, 0u, n_first + {{ g }}u, top_{{ g }}, gathered_sum({{ g }}u), lane, sum);
+        if (thread == 0u) {
+            finish_row(part, b, 0u, n_first + {{ g }}u, top_{{ g }}, gathered_sum({{ g }}u));
+        }
+    }
+    workgroupBarrier();
+%% endfor
+}
