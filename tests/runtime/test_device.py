@@ -100,31 +100,30 @@ def test_a_loss_that_only_the_library_saw():
     """)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_is_told():
-    run_alone("""
-        x = rt.upload(ONES)
-        child = os.fork()
-        if child == 0:
-            expect(errors.WgattnError, lambda: rt.download(x), "spawn")
-            expect(errors.WgattnError, lambda: rt.upload(ONES), "spawn")
-            expect(errors.WgattnError, rt.list_adapters, "spawn")
-            del x
-            gc.collect()
-            os._exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        assert (rt.download(x).view(np.float32) == 1).all()
-    """)
+if hasattr(os, "fork"):
 
+    def test_a_forked_child_is_told():
+        run_alone("""
+            x = rt.upload(ONES)
+            child = os.fork()
+            if child == 0:
+                expect(errors.WgattnError, lambda: rt.download(x), "spawn")
+                expect(errors.WgattnError, lambda: rt.upload(ONES), "spawn")
+                expect(errors.WgattnError, rt.list_adapters, "spawn")
+                del x
+                gc.collect()
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            assert (rt.download(x).view(np.float32) == 1).all()
+        """)
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_fork_before_first_use_is_fine():
-    run_alone("""
-        child = os.fork()
-        assert (rt.download(rt.upload(ONES)).view(np.float32) == 1).all()
-        if child:
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    """)
+    def test_a_fork_before_first_use_is_fine():
+        run_alone("""
+            child = os.fork()
+            assert (rt.download(rt.upload(ONES)).view(np.float32) == 1).all()
+            if child:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """)
 
 
 @pytest.mark.parametrize("first", ["", "import jax, jax.numpy; jax.numpy.ones(3).block_until_ready()"])

@@ -10,6 +10,7 @@ import pytest
 from tests.runtime.programs import affine, chain, row_sums
 from wgattn._errors import OutOfDeviceMemoryError
 from wgattn._runtime import Buffer, device, download, prepare, set_poison, upload
+from wgattn._runtime.memory import Memory
 
 pytestmark = pytest.mark.device
 
@@ -150,6 +151,17 @@ def test_uploads_without_a_run_are_not_piled_up():
         upload(bytes(65_536))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 128 << 10, f"{grown} KiB more"
+
+
+def test_sizes_that_are_never_asked_for_again_are_let_go():
+    own = Memory(device())
+    sizes = [(1 << 20) * step for step in range(8, 80)]  # 3 GiB in all, one after the other
+    for size in sizes:
+        native, taken = own.buffer(size)
+        own.give_back(taken, native)
+    assert own.reserved < 4 * sizes[-1]
+    own.trim()
+    assert own.reserved == 0
 
 
 def test_many_executables_leave_nothing_behind():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TextureKey = tuple[int, int, TextureFormat]
 CHUNK = 16 << 20  # bytes a staging buffer takes at most, so that the host's copy and the device's overlap
 CHUNKS = 4  # staging buffers of a size that are kept in flight
+SPARE = 64 << 20  # free bytes that are always kept
 SMALL = 1 << 16  # bytes below which the queue's own write is quicker than mapping
 
 
@@ -89,6 +90,7 @@ class Memory:
         self._staging: dict[tuple[str, int], list[Any]] = {}
         self._counting = threading.Lock()
         self.reserved = 0  # bytes of all buffers and textures that exist, in use or free
+        self._peak = 0  # the most bytes in use at once, as far as known
         self._queued = 0
         self.poison = False
         self._poison_block = np.zeros(0, np.uint8)
@@ -231,6 +233,10 @@ class Memory:
         return native
 
     def _make(self, nbytes: int, make: Callable[[], Any]) -> Any:
+        free = self.free_bytes()
+        self._peak = max(self._peak, self.reserved - free + nbytes)
+        if free > 2 * self._peak + SPARE:  # sizes that nobody asks for any more
+            self.trim()
         for attempt in (1, 2):
             try:
                 native = make()
