@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from wgattn._cli.app import app
 from wgattn._runtime.profile import DeviceProfile, Limits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +29,14 @@ def values(*arguments: str | Path, **environment: str) -> Any:
     """What a command that has to succeed prints, as JSON."""
     done = wgattn(*arguments, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def here(*arguments: str | Path) -> Any:
+    """What a command that has to succeed prints, as JSON; run in this process, which is quicker."""
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    if done.exception:
+        raise done.exception
     return json.loads(done.stdout)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faces.command_line import NO_ADAPTER, profile_file, values, wgattn
+from tests.faces.command_line import NO_ADAPTER, here, profile_file, wgattn
 
 
 def test_a_report_is_replayed_without_an_adapter(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_a_report_is_replayed_without_an_adapter(tmp_path: Path) -> None:
 def test_every_option_reaches_the_variant(tmp_path: Path) -> None:
     file = profile_file(tmp_path)
     call = ("explain", "--json", "--profile", file, "--q", "1,40,4,32")
-    names = [values(*call, *option, **NO_ADAPTER)["variant"] for option in OPTIONS]
+    names = [here(*call, *option)["variant"] for option in OPTIONS]
     assert len(set(names)) == len(names), names
 
 
@@ -36,14 +36,13 @@ OPTIONS = [
     ("--key-lengths",),
     ("--query-lengths",),
     ("--residual",),
-    ("--kv-heads", "2"),
     ("--value-dim", "64"),
     ("--dtype", "bf16"),
 ]
 
 
 def test_the_json_says_what_runs(tmp_path: Path) -> None:
-    found = values("explain", "--json", "--wgsl", "--q", "1,64,4,32", "--profile", profile_file(tmp_path), **NO_ADAPTER)
+    found = here("explain", "--json", "--wgsl", "--q", "1,64,4,32", "--profile", profile_file(tmp_path))
     assert found["variant"].startswith(found["family"])
     assert "@compute" in found["wgsl"][found["variant"]]
     assert found["workgroup_bytes"] <= 32768
@@ -60,7 +59,7 @@ def test_the_shader_is_printed_alone(tmp_path: Path) -> None:
 
 def test_a_named_family_is_the_one_that_serves(tmp_path: Path) -> None:
     call = ("explain", "--json", "--q", "1,64,4,32", "--profile", profile_file(tmp_path))
-    assert values(*call, "--implementation", "plain", **NO_ADAPTER)["family"] == "plain"
+    assert here(*call, "--implementation", "plain")["family"] == "plain"
     done = wgattn(*call, "--implementation", "magic", **NO_ADAPTER)
     assert done.returncode == 1
     assert "magic" in done.stderr
