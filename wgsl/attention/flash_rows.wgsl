@@ -19,14 +19,16 @@ fn flash_rows(
     @builtin(local_invocation_index) lane: u32,
 ) {
     var index = folded_index(workgroup, workgroups);
-    let rows = parameters.T * parameters.G;
+    // Query heads a key/value head: the group, or the share of one that this launch serves.
+    let group = min(parameters.N, parameters.G);
+    let rows = parameters.T * group;
     let blocks = (rows + ROWS * SUBGROUP - 1u) / (ROWS * SUBGROUP);
     // Threads take runs of workgroups, and late rows keep more keys where the mask is causal: blocks come from both ends by turns.
     let turn = index % blocks;
     let block = select(turn / 2u, blocks - 1u - turn / 2u, turn % 2u == 1u);
     index /= blocks;
-    let k = index % (parameters.N / parameters.G);
-    index /= parameters.N / parameters.G;
+    let k = index % (parameters.N / group);
+    index /= parameters.N / group;
     let part = index % parameters.parts;
     let b = index / parameters.parts;
     if (b >= parameters.batch) {
@@ -38,13 +40,13 @@ fn flash_rows(
     let first_key = parameters.key_first + part * parameters.part_keys;
     let end_key = min(first_key + parameters.part_keys, parameters.key_end);
     // Every key of this range is below its sequence's length, and no other is read.
-    let keys = block_keys(b, first_row / parameters.G, last_row / parameters.G, first_key, end_key);
+    let keys = block_keys(b, first_row / group, last_row / group, first_key, end_key);
     let scale = query_scale(b);
 
 %% for r in range(ROWS)
     let row_{{ r }} = first_row + {{ r }}u * SUBGROUP + lane;
-    let t_{{ r }} = min(row_{{ r }}, last_row) / parameters.G;
-    let n_{{ r }} = k * parameters.G + min(row_{{ r }}, last_row) % parameters.G;
+    let t_{{ r }} = min(row_{{ r }}, last_row) / group;
+    let n_{{ r }} = k * group + min(row_{{ r }}, last_row) % group;
     var kept_{{ r }} = kept_keys(b, t_{{ r }});
     kept_{{ r }}.end = min(kept_{{ r }}.end, i32(keys.y));
 %% if problem.keys.clauses | length > 1

@@ -92,6 +92,8 @@ def cut_to_limits(
         # Whole tiles where there are many: a multiple of 64 rows or keys.
         multiple = 64 if axis in ("t", "s") and size > 64 else group if axis == "n" and size > group else 1
         half = -(-size // 2 // multiple) * multiple
+        if axis == "n" and size <= group:  # an equal share of a group, so that no box has parts of two
+            half = max(share for share in range(1, half + 1) if group % share == 0)
         step = replace(step, **{axis: (0, half)})
     spans = {axis: _spans(all_of.size(axis), step.size(axis)) for axis in ("b0", "b1", "n", "t", "s")}
     rows = product(*(spans[axis] for axis in ("b0", "b1", "n", "t")))

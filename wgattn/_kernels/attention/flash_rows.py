@@ -82,7 +82,8 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
     block = rows_a_lane(problem, subgroup) * subgroup
 
     def workgroups(box: Box) -> int:
-        return -(-box.size("t") * group // block) * (box.size("n") // group) * box.batch
+        share = min(group, box.size("n"))
+        return -(-box.size("t") * share // block) * (box.size("n") // share) * box.batch
 
     return plan_buffers(
         problem,
@@ -92,7 +93,6 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         workgroups,
         max_keys=max_keys(profile, subgroup, loops=2 + problem.segments),
-        whole_groups=True,
         textures=Textures(NAMES, problem, call, operands, profile.limits),
     )
 
