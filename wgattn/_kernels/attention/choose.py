@@ -1,17 +1,17 @@
-"""The choice of a shader: the first family that can serve the problem and suits the device, with the reason every faster one was passed over."""
+"""The choice of a shader: the first family that serves the problem and suits the device, and why others were passed over."""
 
 from collections.abc import Mapping
 from types import ModuleType
 
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention import flash_rows, flash_tiled, plain
+from wgattn._kernels.attention import decode, decode_lanes, flash_rows, flash_tiled, plain
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import Operand, Plan, Variant
 from wgattn._runtime.profile import DeviceProfile
 
 # Fastest first. Each is a module with name, supports, suits, variant and plan; plain takes what nothing else takes.
-# `supports` is about ability, and binds a call that names the family; `suits` is about speed, and guides the choice alone.
-FAMILIES: tuple[ModuleType, ...] = (flash_rows, flash_tiled, plain)
+# `supports` is about ability, and binds a call that names the family; `suits` is about speed, and guides choice alone.
+FAMILIES: tuple[ModuleType, ...] = (decode, decode_lanes, flash_rows, flash_tiled, plain)
 IMPLEMENTATIONS = ("decode", "decode_lanes", "flash_rows", "flash_tiled", "plain")
 
 
@@ -40,7 +40,7 @@ def choose(problem: AttentionProblem, profile: DeviceProfile, implementation: st
 def plan(
     problem: AttentionProblem, variant: Variant, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile
 ) -> Plan:
-    """The launches of a call with the chosen variant's family. Operand names: query key value out, and what the call has beside."""
+    """The launches of a call with the chosen variant's family. Operands: query key value out, and what the call has."""
     return _family(variant.family).plan(problem, call, operands, profile)
 
 
