@@ -1,4 +1,4 @@
-"""The choice of a shader: the first family that serves the problem and suits the device, and why others were passed over."""
+"""The choice of a shader: the first family that serves the problem and suits the device, and why not those before."""
 
 from collections.abc import Mapping
 from types import ModuleType
