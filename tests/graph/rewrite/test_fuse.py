@@ -227,3 +227,12 @@ def test_zeros_of_either_sign_are_two_constants():
     x = r.input(3)
     graph = fused(r.graph(*(r.do(op.Elementwise("divide"), x, r.constant(zero)) for zero in (0.0, -0.0))))
     assert count(graph, op.Constant) == 2
+
+
+def test_a_transposed_result_that_is_cast_afterwards_is_stored_so_in_half_precision():
+    r = Recording()
+    out = r.attention(*(r.input(2, 3, 4, 4) for _ in range(3)))
+    flat = r.do(op.Reshape((2, 48)), r.do(op.Transpose((0, 2, 1, 3)), out))
+    graph = fused(r.graph(r.do(op.Cast(float16), flat)), 2e-3)
+    assert len(graph.nodes) == 4
+    assert graph.nodes[-1].operation.dtype == float16

@@ -1,5 +1,7 @@
 """The rewriter: small passes over the recorded graph, each one idea, that fold what they can into attention."""
 
+from collections.abc import Callable
+
 from wgattn._graph.graph import Graph
 
 from .batches import join_batches
@@ -13,6 +15,7 @@ from .stores import fold_stores
 from .views import fold_views
 
 LOADS = (fold_repeats, fold_scales, fold_rotations, read_narrow)
+STORES = (read_arrays_narrow, store_narrow, fold_stores)
 
 
 def fuse(graph: Graph) -> Graph:
@@ -21,10 +24,14 @@ def fuse(graph: Graph) -> Graph:
     Raises nothing: what no pass can fold stays a node of its own.
     """
     graph = drop_dead(merge_duplicates(join_casts(fold_views(merge_duplicates(drop_dead(graph))))))
+    graph = _until_settled(_until_settled(graph, LOADS), STORES)
+    return drop_dead(merge_duplicates(join_batches(graph)))
+
+
+def _until_settled(graph: Graph, passes: tuple[Callable[[Graph], Graph], ...]) -> Graph:
     before = None
     while graph != before:
         before = graph
-        for fold in LOADS:
-            graph = drop_dead(fold(graph))
-    graph = drop_dead(fold_stores(store_narrow(read_arrays_narrow(graph))))
-    return drop_dead(merge_duplicates(join_batches(graph)))
+        for rewrite in passes:
+            graph = drop_dead(rewrite(graph))
+    return graph
