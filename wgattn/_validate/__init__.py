@@ -2,3 +2,4 @@
 
 from .launch import check_launch as check_launch
 from .report import Report as Report
+from .report import validate as validate

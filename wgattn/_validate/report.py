@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from .._reference import Result, attention, kept_keys
+from .._array import Array, asarray
+from .._record import build
+from .._reference import Result, RowMask, attention, kept_keys, segments
+from .._run import executable
+from ..masks import Mask, bind
+from .launch import in_clauses
 from .measure import SCORES, Measure, allowance, chosen_rows, conditioned, measure
 
 _OURS = ("implementation", "return_residual", "residual_dtype")  # keywords that the reference has no word for
@@ -38,8 +43,9 @@ class Report:
         )
         for one in (*self.measures, *self.peers):
             verdict = ("ok" if one.ok else "WRONG") if one in self.measures else "a peer"
-            numbers = (one.norm, one.allowed.norm, one.most, one.allowed.most)
-            errors = ("" if number == float("inf") else f"{number:.2g}" for number in numbers)
+            relative = (one.norm, one.allowed.norm) if one.allowed.norm < float("inf") else ()
+            errors = [f"{number:.2g}" for number in (*relative, one.most, one.allowed.most)]
+            errors = [""] * (4 - len(errors)) + errors
             index = ", ".join(map(str, one.worst))
             table.add_row(one.what, *errors, index, f"{one.given:.7g}", f"{one.right:.7g}", verdict)
         console = Console(file=io.StringIO(), width=120, force_terminal=False)
@@ -48,6 +54,55 @@ class Report:
         for note in self.notes:
             console.print(f"note: {note}", highlight=False)
         return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def validate(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any) -> Report:
+    """Run one `wgattn.nn.dot_product_attention` call and measure it against the float64 reference, jax.nn too.
+
+    Takes what the call takes: query (B)TNH, key (B)SKH, value (B)SKHv, and its keywords. The reference works on blocks
+    of rows, never on T × S; of a call with more than 2**28 logits an even sample of rows is measured, and the report
+    says so. A wrong result raises nothing: look at `.ok`, or print the report. Raises what the call itself raises.
+
+    Example:
+        >>> x = np.random.default_rng(0).standard_normal((1, 64, 4, 32), np.float32)
+        >>> wgattn.validate(x, x, x, is_causal=True).ok
+        True
+    """
+    from ..nn import dot_product_attention
+
+    arrays = asarray(query), asarray(key), asarray(value)
+    given = {**options, "return_residual": True, "residual_dtype": np.float32}
+    out, residual = dot_product_attention(*arrays, bias=bias, mask=mask, **given)
+    variant = _variant(out, residual)
+    known = {name: option for name, option in options.items() if name not in _OURS}
+    for name in ("scale", "query_offset", "sinks", "query_seq_lengths", "key_value_seq_lengths"):
+        if known.get(name) is not None:
+            known[name] = np.asarray(known[name])
+    known["bias"] = None if bias is None else np.asarray(asarray(bias))
+    known["mask"] = _row_mask(mask, arrays[1].shape[-3])
+    q, k, v = arrays
+    return report((np.asarray(q), np.asarray(k), np.asarray(v)), known, np.asarray(out), np.asarray(residual), variant)
+
+
+def _variant(out: Array, residual: Array) -> str:
+    """The shader that serves a recorded call. It is compiled here, and found again when the call runs."""
+    recording = build([(x._step, x._result) for x in (out, residual)])
+    names = executable(recording.graph).schedule.variants
+    return ", ".join(names) or "none: an axis is empty"
+
+
+def _row_mask(mask: Any, S: int) -> np.ndarray | RowMask | None:
+    """A mask as the reference takes it: dense as it is, a value of `wgattn.masks` row by row."""
+    if not isinstance(mask, Mask):
+        return None if mask is None else np.asarray(asarray(mask))
+    clauses, sources, ids = bind(mask)
+    added = {f"bound{n}": np.asarray(source) for n, source in enumerate(sources)}
+
+    def keep(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        kept = in_clauses(clauses, added, positions, S)
+        return kept if ids is None else kept & segments(rows, *(np.asarray(x) for x in ids))
+
+    return keep
 
 
 def report(
