@@ -148,6 +148,22 @@ def test_exit_while_a_thread_computes():
     """)
 
 
+def test_the_loss_of_another_device_is_nothing_to_ours():
+    run_alone("""
+        x = rt.upload(ONES)
+        own = rt.device()
+        library = own.provider
+        other = library.device(library.adapters()[0], [], {})
+        other.destroy()
+        try:
+            other.create_command_encoder().finish()
+        except library.module.GPUError:
+            pass
+        assert (rt.download(x).view(np.float32) == 1).all()
+        assert rt.device() is own
+    """)
+
+
 def test_the_minimum_device():
     run_alone(
         """

@@ -13,9 +13,7 @@ from .provider import AdapterInfo
 
 _lock = threading.Lock()
 _current: Device | None = None
-_lost: list[
-    Device
-] = []  # kept: letting one go would have the library report its loss again, as if it were the new one's
+_made = 0  # devices so far: the generation of the next
 _chosen: str | int | None = None
 _override: ProfileOverride | None = None
 _forked = False
@@ -26,19 +24,17 @@ def device() -> Device:
 
     Raises AdapterNotFoundError, UnsupportedError (it fails the self-test), WgattnError (in a forked child).
     """
-    global _current
+    global _current, _made
     found = _current
-    if found is not None and not found.lost and not _forked:
+    if found is not None and not _forked and not found.is_lost():
         return found
     _check_not_forked()
     with _lock:
-        if _current is not None and _current.lost:
-            _lost.append(_current)
-            _current = None
-        if _current is None:
+        if _current is None or _current.is_lost():
             library = providers.provider()
             info = providers.pick(list_adapters(), _wanted())
-            _current = Device(library, info, _wanted_override(), len(_lost))
+            _current = Device(library, info, _wanted_override(), _made)
+            _made += 1
         return _current
 
 
@@ -111,7 +107,7 @@ def _wanted_override() -> ProfileOverride:
 
 
 def _check_unused(what: str) -> None:
-    if _current is not None or _lost:
+    if _made:
         raise WgattnError(
             f"{what} before the first use of a device: there is one already; do it first, or in a new process"
         )

@@ -63,7 +63,7 @@ class Device:
         self.provider, self.generation, self.pid = provider, generation, os.getpid()
         self.lock = threading.RLock()
         self.lost = ""  # the reason, once the device is gone
-        self._errors: list[str] = []
+        self._rumour = ""  # that some device was lost, perhaps this one
         self._queries: Any = None
         self._mark: Callable[[], bool] | None = None  # of the last submit
         self.native = provider.device(adapter, features, limits)
@@ -81,18 +81,19 @@ class Device:
             self.profile = replace(self.profile, subgroup_size=size if info.kind == "cpu" else None)
 
     def check_alive(self) -> None:
-        """Raise DeviceLostError once the device is gone, WgattnError in a fork or for an error of earlier work."""
+        """Raise DeviceLostError once the device is gone, WgattnError in a forked child."""
         if self.pid != os.getpid():
             raise WgattnError(FORKED)
-        if self.lost:
+        if self.is_lost():
             raise DeviceLostError(
                 f"{self.profile.name} was lost ({self.lost}): Arrays that lived on it are gone. "
                 "Make them again from their NumPy values; the next call gets a new device"
             )
-        if self._errors:
-            text = "; ".join(self._errors)
-            self._errors.clear()
-            raise WgattnError(f"{self.profile.name} reported an error in earlier work: {text}")
+
+    def is_lost(self) -> bool:
+        if self._rumour:
+            self._look_into(self._rumour)
+        return bool(self.lost)
 
     @contextmanager
     def guard(self, what: str) -> Iterator[None]:
@@ -102,7 +103,7 @@ class Device:
             yield
         except (self.provider.module.GPUError, RuntimeError) as error:
             if "lost" in str(error).lower():
-                self._hear(str(error))
+                self.lost = self.lost or _one_line(str(error))
             self.check_alive()
             raise WgattnError(f"{self.profile.name} refused to {what}: {error}") from error
         self.check_alive()
@@ -120,7 +121,7 @@ class Device:
             self.native.queue.submit([commands])
 
     def wait(self) -> None:
-        """Return when all that was submitted is done. Raises DeviceLostError, or an error that the work ran into."""
+        """Return when all that was submitted is done. Raises DeviceLostError."""
         with self.guard("wait"):
             self.provider.wait(self.native)
 
@@ -187,10 +188,19 @@ class Device:
             self.lost = self.lost or "destroyed"
 
     def _hear(self, text: str) -> None:
-        if "lost" in text.lower():  # wgpu-py has no device.lost: its log says so, first without the reason
-            self.lost = " ".join(text.split()).rstrip("!").lower()
-        else:
-            self._errors.append(text)
+        if "lost" in text.lower():  # wgpu-py has no device.lost, and its log does not say which device
+            self._rumour = text
+
+    def _look_into(self, rumour: str) -> None:
+        self._rumour = ""
+        try:
+            self.native.create_command_encoder().finish()
+        except (self.provider.module.GPUError, RuntimeError):
+            self.lost = self.lost or _one_line(rumour)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def as_bytes(content: bytes | bytearray | memoryview | NDArray[Any]) -> NDArray[np.uint8]:
