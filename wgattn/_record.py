@@ -11,7 +11,7 @@ import numpy as np
 
 from ._graph.graph import Aval, Graph, Node, Use, View
 from ._graph.operations import Constant, Input
-from ._graph.rules import infer, node
+from ._graph.rules import infer, written
 
 if TYPE_CHECKING:
     from ._runtime import Buffer
@@ -107,7 +107,8 @@ def record(operation: object, parents: Sequence[tuple[Step, int]], avals: tuple[
 def constant(value: float | int | bool, dtype: np.dtype, weak: bool) -> Step:
     """A step for a scalar known now. What WGSL cannot write as a literal (NaN, infinities, -0.0) becomes a value."""
     aval = Aval((), dtype, weak)
-    rounded = np.asarray(value).astype(dtype)
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(value).astype(dtype)
     plain = rounded.item()
     if dtype.kind in "fV" and (not np.isfinite(float(plain)) or (plain == 0 and np.signbit(rounded))):
         return leaf(rounded, aval)
@@ -187,10 +188,7 @@ def build(
             uses = tuple(numbers[id(parent), which] for parent, which in step.parents)
             for which in range(len(step.avals)):
                 numbers[id(step), which] = Use(len(nodes), which)
-            if isinstance(step.operation, Constant):
-                nodes.append(Node(step.operation, (), (plain(step.avals[0]),), (natural(step.avals[0]),)))
-            else:
-                nodes.append(node(step.operation, uses, [nodes[use.node].avals[use.result] for use in uses]))
+            nodes.append(written(step.operation, uses, tuple(map(plain, step.avals))))
     return Recording(Graph(tuple(nodes), tuple(numbers[id(step), result] for step, result in outputs)), tuple(leaves))
 
 

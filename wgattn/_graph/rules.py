@@ -48,7 +48,11 @@ def attention_layout(aval: Aval, store: tuple[int, ...] | None = None) -> View:
 
 def node(operation: object, uses: tuple[Use, ...], operands: Sequence[Aval]) -> Node:
     """The Node of `operation` on uses whose avals are `operands`. All results but attention's out lie row-major."""
-    avals = infer(operation, operands)
+    return written(operation, uses, infer(operation, operands))
+
+
+def written(operation: object, uses: tuple[Use, ...], avals: tuple[Aval, ...]) -> Node:
+    """The Node of `operation`, whose results' avals are known."""
     layouts = [View.natural(aval.shape) for aval in avals]
     if isinstance(operation, Attention):
         layouts[0] = attention_layout(avals[0], operation.store)
@@ -79,7 +83,7 @@ def infer(operation: object, operands: Sequence[Aval]) -> tuple[Aval, ...]:
         case Slice():
             return (_slice(operation, x),)
         case BroadcastTo(shape):
-            if np.broadcast_shapes(x.shape, shape) != shape:
+            if not _broadcasts(x.shape, shape):
                 raise ValueError(f"shape {x.shape} does not broadcast to {shape}")
             return (Aval(shape, x.dtype, x.weak),)
         case Repeat(repeats, axis):
