@@ -8,6 +8,8 @@
 Nothing happens at import: no device, no file, and jax is loaded when `jit` or `wgattn.jax` first needs it.
 """
 
+from typing import Any as _Any
+
 from . import masks as masks
 from . import nn as nn
 from ._array import Array as Array
@@ -34,7 +36,7 @@ from ._jit import make_graph as make_graph
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> _Any:
     """What loads more than NumPy, when it is first asked for."""
     from importlib import import_module
 
