@@ -236,3 +236,45 @@ def test_a_transposed_result_that_is_cast_afterwards_is_stored_so_in_half_precis
     graph = fused(r.graph(r.do(op.Cast(float16), flat)), 2e-3)
     assert len(graph.nodes) == 4
     assert graph.nodes[-1].operation.dtype == float16
+
+
+@pytest.mark.parametrize("between", ["swapaxes", "cast", "rope", "scale"])
+def test_repeats_fold_behind_other_steps(between):
+    r = Recording()
+    dtype = float16 if between == "cast" else float32
+    shape, axis = ((2, 2, 7, 8), 1) if between == "swapaxes" else ((2, 7, 2, 8), 2)
+    q, k, v = r.input(2, 5, 6, 8), r.input(*shape, dtype=dtype), r.input(*shape, dtype=dtype)
+    k, v = (r.do(op.Repeat(3, axis), x) for x in (k, v))
+    if between == "swapaxes":
+        k, v = (r.do(op.Transpose((0, 2, 1, 3)), x) for x in (k, v))
+    elif between == "cast":
+        k, v = (r.do(op.Cast(float32), x) for x in (k, v))
+    elif between == "rope":
+        q, k = (r.do(op.Rotate(ROPE), x) for x in (q, k))
+    else:
+        k = r.multiply(k, 3.0)
+    graph = fused(r.graph(r.attention(q, k, v)))
+    assert len(graph.nodes) == 4
+    assert graph.view(graph.nodes[-1].uses[1]).shape == (2, 7, 2, 8)
+
+
+def test_an_offset_that_is_not_the_calls_keeps_the_rotation():
+    r = Recording()
+    q, k = r.input(2, 5, 2, 8), r.input(2, 7, 2, 8)
+    own, other = r.input(2, dtype=int32), r.input(2, dtype=int32)
+    key = r.do(op.Rotate(ROPE), k)
+    for query, offset in ((r.do(op.Rotate(ROPE, "offset"), q, other), own), (r.do(op.Rotate(ROPE), q), own)):
+        out = r.attention(query, key, k, Call(CAUSAL), query_offset=offset)
+        assert count(fused(r.graph(out)), op.Rotate) == 2
+
+
+def test_rope_stays_outside_where_a_call_would_bind_too_much():
+    r = Recording()
+    q, k = (r.do(op.Rotate(ROPE), r.input(1, 5, 2, 8)) for _ in range(2))
+    more = {"bias": r.input(5, 5), "mask": r.do(op.Cast(np.dtype(bool)), r.input(5, 5))}
+    kept = r.attention(q, k, k, Call(residual=np.dtype(np.float32)), **more)
+    assert count(fused(r.graph(kept)), op.Rotate) == 2
+    r = Recording()
+    q, k, v = (r.input(1, 5, 2, 8) for _ in range(3))
+    folded = r.attention(r.do(op.Rotate(ROPE), q), r.do(op.Rotate(ROPE), k), v, bias=r.input(5, 5))
+    assert count(fused(r.graph(folded)), op.Rotate) == 0
