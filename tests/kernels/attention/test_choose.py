@@ -1,0 +1,140 @@
+"""The choice of a family: who serves what, the reasons, the names, and the limits that a variant keeps. No device."""
+
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from tests.kernels.attention.problems import CALLS, CPU, DISCRETE, MINIMUM, PROFILES, grid, problem_of
+from wgattn._errors import UnsupportedError
+from wgattn._kernels.attention import decode, flash_tiled
+from wgattn._kernels.attention.choose import FAMILIES, IMPLEMENTATIONS, choose
+from wgattn._kernels.attention.launches import splits_for
+from wgattn._kernels.attention.problem import HEAD_DIMS, Call
+from wgattn._kernels.compose import compose
+from wgattn._kernels.kernel import Variant
+from wgattn._runtime.profile import DeviceProfile, Limits
+
+GRID = dict(grid())
+FULL = Call()
+
+
+def variants(problem_name: str) -> list[tuple[DeviceProfile, Variant]]:
+    """Every variant that any profile has for a problem, whole and partial."""
+    problem = GRID[problem_name]
+    return [
+        (profile, family.variant(problem, profile, partial))
+        for profile in PROFILES.values()
+        for family in FAMILIES
+        if family.supports(problem, profile)
+        for partial in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("T", "profile", "family"),
+    [
+        (1, DISCRETE, "decode"),
+        (1, MINIMUM, "decode"),
+        (2, DISCRETE, "flash_tiled"),
+        (300, DISCRETE, "flash_tiled"),
+        (300, MINIMUM, "flash_tiled"),
+    ],
+    ids=["one-discrete", "one-minimum", "few-discrete", "many-discrete", "many-minimum"],
+)
+def test_family_of_a_gpu(T: int, profile: DeviceProfile, family: str) -> None:
+    variant = choose(problem_of(FULL, T=T), profile)
+    assert variant.family == family
+    assert variant.reason
+
+
+@pytest.mark.parametrize("T", [1, 300])
+def test_cpu_adapter_passes_over_the_gpu_families(T: int) -> None:
+    """Their workgroup memory is slow there, even where no family of CPU adapters serves; by name they still run."""
+    problem, bare = problem_of(FULL, T=T), replace(CPU, subgroups=False, subgroup_size=None)
+    assert choose(problem, CPU).family not in ("decode", "flash_tiled", "plain")
+    variant = choose(problem, bare)
+    assert variant.family == "plain"
+    assert "CPU adapter" in dict(variant.passed)["flash_tiled"]
+    assert choose(problem, bare, "flash_tiled").family == "flash_tiled"
+
+
+def test_passed_over_families_have_reasons() -> None:
+    variant = choose(problem_of(FULL, H=300, Hv=300), DISCRETE)
+    assert variant.family == "plain"
+    assert [name for name, _ in variant.passed] == [family.name for family in FAMILIES[:-1]]
+    assert "256" in dict(variant.passed)["flash_tiled"]
+
+
+def test_named_family_that_cannot_serve() -> None:
+    with pytest.raises(UnsupportedError, match=r"'decode' cannot serve this call: .*T = 1.*implementation=None"):
+        choose(problem_of(FULL, T=5), DISCRETE, "decode")
+    with pytest.raises(UnsupportedError, match="no attention family 'flash_tilde'; the families are"):
+        choose(problem_of(FULL), DISCRETE, "flash_tilde")
+
+
+def test_implementations_are_the_families() -> None:
+    assert set(IMPLEMENTATIONS) == {family.name for family in FAMILIES}
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_variants_keep_the_limits(name: str) -> None:
+    for profile, variant in variants(name):
+        size = dict(variant.constants).get("WORKGROUP", profile.subgroup_size)
+        assert variant.workgroup_bytes <= profile.limits.workgroup_bytes, variant.name
+        assert size <= profile.limits.invocations, variant.name
+        buffers = sum(binding.access in ("read", "write") for binding in variant.bindings)
+        assert buffers <= Limits().storage_buffers, variant.name
+
+
+def test_equal_names_mean_equal_shaders() -> None:
+    texts: dict[str, str] = {}
+    for name in GRID:
+        for _, variant in variants(name):
+            text = compose(variant)
+            assert texts.setdefault(variant.name, text) == text, variant.name
+    assert len(texts) > len(GRID)
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_choice_is_pure(name: str) -> None:
+    for profile in PROFILES.values():
+        assert choose(GRID[name], profile) == choose(replace(GRID[name]), replace(profile))
+
+
+@pytest.mark.parametrize("value_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("family", [decode, flash_tiled], ids=["decode", "flash_tiled"])
+def test_least_device_is_served(family: ModuleType, head_dim: int, value_dim: int) -> None:
+    """16 KiB of workgroup memory and 256 invocations are enough for any head dims up to 256."""
+    for G in (1, 4, 9):
+        problem = problem_of(FULL, T=1, G=G, H=head_dim, Hv=value_dim)
+        assert family.supports(problem, MINIMUM), family.supports(problem, MINIMUM).reason
+        assert family.variant(problem, MINIMUM).workgroup_bytes <= 16384
+
+
+def test_larger_tiles_where_there_is_room() -> None:
+    tiles = [flash_tiled.tile_of(problem_of(FULL, H=64, Hv=64), profile) for profile in (MINIMUM, DISCRETE)]
+    assert tiles[0] is not None
+    assert tiles[1] is not None
+    assert tiles[0].q < tiles[1].q
+
+
+def test_tuned_tile() -> None:
+    device = replace(DISCRETE, tuned=(("flash_tiled_h64", 2),))
+    assert flash_tiled.tile_of(problem_of(FULL), device) == flash_tiled.TILES[2]
+
+
+def test_splits_fill_a_device_and_no_more() -> None:
+    assert splits_for(8, 32768, 256, DISCRETE) == 128
+    assert splits_for(8, 1000, 256, DISCRETE) == 3
+    assert splits_for(8, 100, 256, DISCRETE) == 1
+    assert splits_for(70_000, 32768, 256, DISCRETE) == 1
+    assert splits_for(1, 32768, 256, CPU) == 1
+    assert splits_for(8, 32768, 256, replace(DISCRETE, tuned=(("workgroups", 64),))) == 8
+
+
+def test_calls_differ_in_name() -> None:
+    """Each call of the grid is a problem of its own, so no two may share a variant's name."""
+    names = {choose(problem_of(call, beside), DISCRETE).name for call, beside in CALLS.values()}
+    assert len(names) == len(CALLS)
