@@ -102,8 +102,7 @@ class Device:
         try:
             yield
         except (self.provider.module.GPUError, RuntimeError) as error:
-            if "lost" in str(error).lower():
-                self.lost = self.lost or _one_line(str(error))
+            self._look_into(str(error))
             self.check_alive()
             raise WgattnError(f"{self.profile.name} refused to {what}: {error}") from error
         self.check_alive()
