@@ -129,7 +129,7 @@ def test_attention_that_does_not_fit():
         infer(plain, [QUERY, Aval((2, 7, 3, 16), float16), Aval((2, 7, 3, 24), float16)])
     with pytest.raises(ValueError, match="batch axes"):
         infer(plain, [QUERY, Aval((3, 7, 2, 16), float16), Aval((3, 7, 2, 24), float16)])
-    with pytest.raises(ValueError, match="mask .* does not broadcast"):
+    with pytest.raises(ValueError, match=r"mask .* does not broadcast"):
         infer(
             op.Attention(("query", "key", "value", "mask"), Call(), float16),
             [QUERY, KEY, VALUE, Aval((2, 2, 5, 7), bool_)],
