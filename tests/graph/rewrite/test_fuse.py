@@ -278,3 +278,32 @@ def test_rope_stays_outside_where_a_call_would_bind_too_much():
     q, k, v = (r.input(1, 5, 2, 8) for _ in range(3))
     folded = r.attention(r.do(op.Rotate(ROPE), q), r.do(op.Rotate(ROPE), k), v, bias=r.input(5, 5))
     assert count(fused(r.graph(folded)), op.Rotate) == 0
+
+
+def test_heads_that_were_copied_and_not_repeated_stay():
+    r = Recording()
+    q, k, v = r.input(1, 5, 4, 8), r.input(8, 7, 4), r.input(8, 7, 4)
+    moved = [r.do(op.Reshape((1, 7, 4, 8)), r.do(op.Transpose((1, 2, 0)), r.multiply(x, 2.0))) for x in (k, v)]
+    halves = [r.do(op.Reshape((1, 7, 4, 8)), r.do(op.Transpose((0, 2, 1)), r.input(4, 8, 7))) for _ in range(2)]
+    graph = fused(r.graph(r.attention(q, *moved), r.attention(q, *halves)))
+    assert [graph.view(node.uses[1]).shape[2] for node in graph.nodes if isinstance(node.operation, op.Attention)] == [
+        4,
+        4,
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "dim", "axes"), [(float32, 8, (0, 2, 3, 1)), (float16, 5, (0, 2, 1, 3))])
+def test_results_whose_rows_would_not_be_whole_words_are_copied(dtype, dim, axes):
+    r = Recording()
+    out = r.attention(*(r.input(2, 5, 2, dim, dtype=dtype) for _ in range(3)))
+    flat = r.do(op.Reshape((2, 10 * dim)), r.do(op.Transpose(axes), out))
+    graph = fused(r.graph(flat), 2e-3)
+    assert count(graph, op.Copy) == 1
+    assert graph.nodes[3].operation.store is None
+
+
+def test_a_part_of_a_result_is_copied():
+    r = Recording()
+    out = r.do(op.Slice((0, 1, 0, 0), (2, 4, 2, 8), (1,) * 4), r.attention(*(r.input(2, 5, 2, 8) for _ in range(3))))
+    graph = fused(r.graph(r.do(op.Reshape((2, 64)), r.do(op.Transpose((0, 2, 1, 3)), out))))
+    assert count(graph, op.Copy) == 1

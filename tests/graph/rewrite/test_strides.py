@@ -103,3 +103,11 @@ def test_padding_is_never_read_as_elements():
     base = View((3, 2), (4, 1))
     assert through(View((12,), (1,)), base, base) is None
     assert through(View((3, 2), (4, 1), 2), base, base) is None
+
+
+def test_a_view_that_runs_over_the_end_of_an_axis_is_no_view_of_another_order():
+    base, turned = View.natural((3, 4)), View((3, 4), (1, 3))
+    assert through(View((4,), (1,), 4), base, turned) == View((4,), (3,), 1)
+    assert through(View((4,), (1,), 6), base, turned) is None
+    assert through(View((4,), (-1,), 6), base, turned) is None
+    assert through(View((2, 2), (4, 1), 1), View((3, 2), (4, 1)), View((3, 2), (2, 1))) is None
