@@ -1,0 +1,209 @@
+"""What is particular to the families of CPU adapters: strides, folded textures, loop turns, NaN, other subgroups."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.kernels.attention.run_attention import reference, weak
+from tests.kernels.attention.test_families import compare, inputs, options_of
+from tests.kernels.run_plan import run_plan
+from tests.kernels.test_texture import operand
+from tests.tolerance import check
+from wgattn import _runtime
+from wgattn._dtypes import bfloat16, float16, float32
+from wgattn._errors import UnsupportedError
+from wgattn._kernels.attention import decode_lanes, flash_rows
+from wgattn._kernels.attention.choose import choose
+from wgattn._kernels.attention.problem import AttentionProblem, Bound, Call, describe
+from wgattn._kernels.kernel import CopyToTexture, Operand, natural_strides
+from wgattn._runtime.profile import DeviceProfile
+
+LANES = (flash_rows, decode_lanes)
+FAMILY = pytest.mark.parametrize("family", LANES, ids=[family.name for family in LANES])
+CPU = DeviceProfile(kind="cpu", subgroups=True, subgroup_size=8)
+
+
+def queries(family: ModuleType, T: int) -> int:
+    return T if family is flash_rows else 1
+
+
+def problem(T: int = 64, S: int = 64, H: int = 64, Hv: int = 64, N: int = 4, K: int = 2) -> AttentionProblem:
+    shapes = {"query": (1, 1, T, N, H), "key": (1, 1, S, K, H), "value": (1, 1, S, K, Hv), "out": (1, 1, T, N, Hv)}
+    return describe(Call(), {n: Operand(float32, shape, natural_strides(shape)) for n, shape in shapes.items()})
+
+
+@FAMILY
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16])
+@pytest.mark.parametrize("where", ["heads_first", "fused", "sliced"])
+@pytest.mark.device
+def test_layouts(family: ModuleType, dtype: np.dtype, where: str, poisoned: None) -> None:
+    """BNTH, one projection cut along its heads, rows at odd places: copied or gathered, the values are the same."""
+    T, S, N, K, H = queries(family, 21), 21, 4, 2, 128
+    arrays = inputs(B=2, T=T, S=S, N=N, K=K, H=H, dtype=dtype)
+    bases, views = [], []
+    for array in arrays:
+        B, L, heads, _ = array.shape
+        if where == "heads_first":
+            base = np.empty((1, B, heads, L, H), dtype)
+            view = base.swapaxes(2, 3)
+        elif where == "fused":
+            base = np.full((1, B, L, heads + 3, H), np.nan, dtype)
+            view = base[:, :, :, 1 : 1 + heads]
+        else:
+            base = np.full((1, B, L, heads, H + 3), np.nan, dtype)
+            view = base[..., 1 : 1 + H]
+        view[0] = array
+        bases.append(base)
+        views.append(view)
+    call = Call(clauses=((Bound("upper", "diagonal", S - T),),))
+    names = ("query", "key", "value")
+    operands = {name: operand(view, base) for name, view, base in zip(names, views, bases, strict=True)}
+    shape = (1, 2, T, N, H)
+    operands["out"] = Operand(dtype, shape, natural_strides(shape))
+    profile = _runtime.current_profile()
+    plan = family.plan(describe(call, operands), call, operands, profile)
+    copies = [step for step in plan.steps if isinstance(step, CopyToTexture)]
+    assert bool(copies) == (where != "sliced")
+    out = run_plan(plan, dict(zip(names, bases, strict=True)), {"out": 2 * T * N * H * dtype.itemsize})["out"]
+    right, _ = reference(*arrays, is_causal=True, query_offset=np.full(2, S - T, np.int32))
+    check(out.view(dtype).reshape(2, T, N, H), right, S=S)
+
+
+@FAMILY
+@pytest.mark.parametrize(("K", "H", "dtype"), [(4, 16, float32), (1, 16, float32), (2, 32, float16)])
+@pytest.mark.device
+def test_more_keys_than_a_block_of_columns(family: ModuleType, K: int, H: int, dtype: np.dtype, poisoned: None) -> None:
+    """Keys past 8,192 tokens lie in the next columns of the texture."""
+    arrays = inputs(B=2, T=queries(family, 3), S=9001, N=4, K=K, H=H, dtype=dtype)
+    compare(family, arrays, window=(9001, 8995))
+
+
+@FAMILY
+@pytest.mark.parametrize("option", ["full", "causal", "key_lengths", "mask_none", "segments", "sinks", "rope"])
+@pytest.mark.device
+def test_few_loop_turns(family: ModuleType, option: str, poisoned: None) -> None:
+    """A device that ends loops early gets ranges of keys, merged."""
+    profile = weak(_runtime.current_profile(), loop_turns=1024 + 40)
+    T = queries(family, 40)
+    arrays = inputs(B=2, T=T, S=413, H=16)
+    compare(family, arrays, profile=profile, **options_of(2, T, 413, 4)[option])
+
+
+@FAMILY
+@pytest.mark.device
+def test_wide_textures_are_cut(family: ModuleType, poisoned: None) -> None:
+    """Where rows pass the width of a texture, batch entries and heads are worked on in turn."""
+    profile = weak(_runtime.current_profile(), texture_2d=20)
+    compare(family, inputs(B=3, T=queries(family, 9), S=33, N=8, K=4, H=32), profile=profile, is_causal=True)
+
+
+@FAMILY
+@pytest.mark.parametrize(("N", "K"), [(7, 1), (12, 1), (20, 2)])
+@pytest.mark.device
+def test_groups(family: ModuleType, N: int, K: int, poisoned: None) -> None:
+    """Groups that no subgroup and no share of eight divides."""
+    compare(family, inputs(B=2, T=queries(family, 11), S=40, N=N, K=K, H=16), is_causal=True)
+
+
+@FAMILY
+@pytest.mark.device
+def test_nan_past_the_length(family: ModuleType, poisoned: None) -> None:
+    """An unwritten cache tail reaches no row that keeps a key."""
+    query, key, value = inputs(B=3, T=queries(family, 10), S=37)
+    lengths = np.array([37, 9, 16], np.int32)
+    for b, length in enumerate(lengths):
+        key[b, length:], value[b, length:] = np.nan, np.inf
+    compare(family, (query, key, value), key_value_lengths=lengths)
+
+
+@FAMILY
+@pytest.mark.device
+def test_nan_stays_in_its_row(family: ModuleType, poisoned: None) -> None:
+    """NaN in a query, in a key that a mask hides, in a kept value: nobody else sees it."""
+    query, key, value = inputs(B=2, T=queries(family, 10), S=37)
+    query[0, 0, 1] = np.nan
+    key[1, 5] = np.nan
+    value[0, 3, 0, 2] = np.nan
+    mask = np.ones((2, 1, 1, 37), bool)
+    mask[:, :, :, 5] = False
+    compare(family, (query, key, value), mask=mask)
+
+
+@FAMILY
+@pytest.mark.device
+def test_nan_in_v_counts_in_the_mean(family: ModuleType, poisoned: None) -> None:
+    """A row that keeps no key is the mean of V over all keys, those past the length too."""
+    query, key, value = inputs(B=2, T=queries(family, 10), S=37)
+    value[0, 36, 1, 3] = np.nan
+    compare(family, (query, key, value), key_value_lengths=np.zeros(2, np.int32))
+
+
+@FAMILY
+@pytest.mark.device
+def test_mixed_dtypes(family: ModuleType, poisoned: None) -> None:
+    """Each operand is unpacked by its own dtype; rotated ones are textures of float32."""
+    query, key, value = inputs(T=queries(family, 10), S=50, H=40)
+    mixed = query, key.astype(np.float16), value.astype(bfloat16)
+    options = options_of(1, query.shape[1], 50, 4)
+    compare(family, mixed)
+    compare(family, mixed, **options["rope"])
+
+
+@FAMILY
+@pytest.mark.device
+def test_splits_of_a_long_cache(family: ModuleType, poisoned: None) -> None:
+    """Enough keys that decode works on them in parts, a ragged last one and an empty one among them."""
+    arrays = inputs(B=1, T=queries(family, 2), S=1030, N=4, K=1, H=32)
+    compare(family, arrays, key_value_lengths=np.array([700], np.int32))
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("width", [128, 512])
+def test_other_subgroups(width: int) -> None:
+    """Subgroups of 4 and 16 lanes, which the driver makes when it is told so before it starts."""
+    program = (
+        "from tests.kernels.attention.test_cpu_families import *\n"
+        "from wgattn import _runtime\n"
+        f"assert _runtime.current_profile().subgroup_size == {width // 32}\n"
+        "for family in LANES:\n"
+        "    T = queries(family, 19)\n"
+        "    compare(family, inputs(B=2, T=T, H=16), **options_of(2, T, 37, 4)['segments'])\n"
+    )
+    environment = {**os.environ, "LP_NATIVE_VECTOR_WIDTH": str(width)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_choice() -> None:
+    """CPU adapters with subgroups take these two; GPUs do not, and a call that names one is told why."""
+    assert choose(problem(), CPU).family == "flash_rows"
+    assert choose(problem(T=1), CPU).family == "decode_lanes"
+    gpu = replace(CPU, kind="discrete")
+    for family in LANES:
+        assert choose(problem(T=1), gpu).family != family.name
+        with pytest.raises(UnsupportedError, match="CPU adapters"):
+            choose(problem(T=1), gpu, family.name)
+        with pytest.raises(UnsupportedError, match="subgroups of 4, 8 or 16"):
+            choose(problem(T=1), replace(CPU, subgroup_size=None), family.name)
+        with pytest.raises(UnsupportedError, match="head dims up to 256"):
+            choose(problem(T=1, H=272), CPU, family.name)
+    with pytest.raises(UnsupportedError, match="T = 1"):
+        choose(problem(T=2), CPU, "decode_lanes")
+
+
+@pytest.mark.parametrize(
+    ("T", "H", "rows"), [(1, 64, 1), (16, 64, 1), (256, 64, 2), (512, 64, 4), (512, 128, 2), (512, 256, 1)]
+)
+def test_rows_a_lane(T: int, H: int, rows: int) -> None:
+    """Fewer where there are few, and where the shader would take long to compile."""
+    assert flash_rows.rows_a_lane(problem(T=T, H=H, Hv=H, N=2), 8) == rows
+
+
+@pytest.mark.parametrize(("group", "heads"), [(1, 1), (4, 4), (8, 8), (9, 5), (12, 6), (20, 7)])
+def test_heads_at_once(group: int, heads: int) -> None:
+    assert decode_lanes.heads_at_once(group) == heads
