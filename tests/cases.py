@@ -249,7 +249,7 @@ OPTIONS: dict[str, Builder] = {
     "query_lengths": _lengths("query_seq_lengths", lambda c: c.T),
     "key_lengths": _lengths("key_value_seq_lengths", lambda c: c.S),
     "scale": _value("scale", lambda r, c: float(r.uniform(-0.5, 0.5))),
-    "scale_array": _value("scale", lambda r, c: np.float32(r.uniform(0.05, 0.5))),
+    "scale_array": _value("scale", lambda r, c: np.array(r.uniform(0.05, 0.5), np.float32)),
     "softcap": _value("softcap", lambda r, c: float(r.uniform(0.5, 5.0))),
     "sinks": _value("sinks", lambda r, c: r.standard_normal(c.N, np.float32)),
     "residual": lambda r, c: Option({"return_residual": True, "residual_dtype": DTYPES["f32"]}),
