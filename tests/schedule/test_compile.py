@@ -15,7 +15,7 @@ from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.kernel import Operand
 from wgattn._runtime.check import check_program
 from wgattn._runtime.profile import DeviceProfile, Limits
-from wgattn._runtime.program import BufferSlot, Dispatch, Range
+from wgattn._runtime.program import BufferSlot, Dispatch, Program, Range
 from wgattn._schedule import compile
 from wgattn._schedule.operands import expand, heads, narrow, per_entry
 
@@ -26,13 +26,25 @@ PROFILE = DeviceProfile()
 @given(graph=calls())
 def test_programs_keep_every_devices_limits(graph):
     schedule = compile(fuse(graph), PROFILE, frozenset({0}))
-    check_program(schedule.program, Limits())
-    for command in schedule.program.commands:
+    sound(schedule.program)
+    assert compile(fuse(graph), PROFILE, frozenset({0})) == schedule
+
+
+def sound(program: Program) -> None:
+    """Within the limits, and no dispatch binds a slot to read and to write."""
+    check_program(program, Limits())
+    for command in program.commands:
         if isinstance(command, Dispatch):
             ways = zip(command.shader.resources, command.resources, strict=True)
             found = [(way.split()[0], part.slot if isinstance(part, Range) else part) for way, part in ways]
             assert not {s for way, s in found if way == "read"} & {s for way, s in found if way == "write"}
-    assert compile(fuse(graph), PROFILE, frozenset({0})) == schedule
+
+
+def test_a_result_that_is_read_before_it_is_concatenated_lies_by_itself():
+    r = Recording()
+    x = r.input(2, 5, 2, 8)
+    first = r.attention(x, x, x)
+    sound(compile(fuse(r.graph(r.do(op.Concatenate(1), first, r.attention(first, x, first)))), PROFILE).program)
 
 
 def test_arguments_that_nothing_needs_are_not_asked_for():

@@ -110,6 +110,23 @@ def test_results_are_written_into_what_they_are_concatenated_to(dtype, dim, axis
     assert len(copies) == (3 if dtype == float16 and dim == 5 else 1)
 
 
+@pytest.mark.parametrize(("dtype", "dim", "placed"), [(float32, 5, 2), (float16, 8, 2), (float16, 5, 0)])
+def test_rows_that_would_share_words_are_copied_into_place(dtype, dim, placed):
+    r = Recording()
+    x, y = (r.input(2, 5, 2, dim, dtype=dtype) for _ in range(2))
+    graph = r.graph(r.do(op.Concatenate(3), r.attention(x, y, y, Call(CAUSAL)), r.attention(y, y, x)))
+    check(graph, 2e-5 if dtype == float32 else 2e-2)
+    program = compile(fuse(graph), _runtime.current_profile()).program
+    assert sum(_copies_to(command, program.outputs[0]) for command in program.commands) == 2 - placed
+
+
+def test_a_result_that_is_read_before_it_is_concatenated_lies_by_itself():
+    r = Recording()
+    x = r.input(2, 5, 2, 8)
+    first = r.attention(x, x, x)
+    check(r.graph(r.do(op.Concatenate(1), first, r.attention(first, x, x, Call(CAUSAL)))), 2e-5)
+
+
 def _copies_to(command: Command, slot: int) -> bool:
     if isinstance(command, Dispatch):
         parts = [part.slot for part in command.resources if isinstance(part, Range)]

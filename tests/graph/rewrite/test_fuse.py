@@ -285,11 +285,11 @@ def test_heads_that_were_copied_and_not_repeated_stay():
     q, k, v = r.input(1, 5, 4, 8), r.input(8, 7, 4), r.input(8, 7, 4)
     moved = [r.do(op.Reshape((1, 7, 4, 8)), r.do(op.Transpose((1, 2, 0)), r.multiply(x, 2.0))) for x in (k, v)]
     halves = [r.do(op.Reshape((1, 7, 4, 8)), r.do(op.Transpose((0, 2, 1)), r.input(4, 8, 7))) for _ in range(2)]
-    graph = fused(r.graph(r.attention(q, *moved), r.attention(q, *halves)))
-    assert [graph.view(node.uses[1]).shape[2] for node in graph.nodes if isinstance(node.operation, op.Attention)] == [
-        4,
-        4,
-    ]
+    pairs = [r.do(op.Transpose((0, 1, 2, 4, 3)), r.input(1, 7, 2, 8, 2)) for _ in range(2)]
+    pairs = [r.do(op.Reshape((1, 7, 4, 8)), x) for x in pairs]
+    graph = fused(r.graph(*(r.attention(q, *keys) for keys in (moved, halves, pairs))))
+    calls = [node for node in graph.nodes if isinstance(node.operation, op.Attention)]
+    assert [graph.view(node.uses[1]).shape[2] for node in calls] == [4, 4, 4]
 
 
 @pytest.mark.parametrize(("dtype", "dim", "axes"), [(float32, 8, (0, 2, 3, 1)), (float16, 5, (0, 2, 1, 3))])
