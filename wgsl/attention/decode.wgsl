@@ -11,47 +11,53 @@
 var<workgroup> query_rows: array<vec4f, GROUP * HEAD_CHUNKS>;
 // TILE_K · GROUP_QUADS · 16 bytes
 var<workgroup> weights: array<vec4f, TILE_K * GROUP_QUADS>;
-// GROUP · WORKGROUP · 4 bytes: a number a head and thread, to be reduced over the threads
-var<workgroup> scattered: array<f32, GROUP * WORKGROUP>;
-// GROUP · 64 bytes: the same, reduced to 16 a head
-var<workgroup> gathered: array<vec4f, GROUP * 4u>;
+// GROUP · PITCH · 4 bytes: a number a head and thread, to be reduced over the threads
+var<workgroup> scattered: array<f32, GROUP * PITCH>;
+// GROUP · GATHERED · 4 bytes: the same, reduced to GATHERED a head
+var<workgroup> gathered: array<f32, GROUP * GATHERED>;
 // WORKGROUP · 16 bytes
 var<workgroup> row_sums: array<vec4f, WORKGROUP>;
 
 fn gather_maxima(thread: u32) {
     workgroupBarrier();
-    if (thread < GROUP * 16u) {
-        let at = thread / 16u * WORKGROUP + thread % 16u;
+    if (thread < GROUP * GATHERED) {
+        let at = thread / GATHERED * PITCH + thread % GATHERED;
         var high = scattered[at];
-        for (var i = 16u; i < WORKGROUP; i += 16u) {
+        for (var i = GATHERED; i < WORKGROUP; i += GATHERED) {
             high = max(high, scattered[at + i]);
         }
-        gathered[thread / 4u][thread % 4u] = high;
+        gathered[thread] = high;
     }
     workgroupBarrier();
 }
 
 fn gathered_max(head: u32) -> f32 {
-    let four = max(max(gathered[4u * head], gathered[4u * head + 1u]), max(gathered[4u * head + 2u], gathered[4u * head + 3u]));
-    return max(max(four.x, four.y), max(four.z, four.w));
+    var high = gathered[head * GATHERED];
+    for (var i = 1u; i < GATHERED; i++) {
+        high = max(high, gathered[head * GATHERED + i]);
+    }
+    return high;
 }
 
 fn gather_sums(thread: u32) {
     workgroupBarrier();
-    if (thread < GROUP * 16u) {
-        let at = thread / 16u * WORKGROUP + thread % 16u;
+    if (thread < GROUP * GATHERED) {
+        let at = thread / GATHERED * PITCH + thread % GATHERED;
         var sum = scattered[at];
-        for (var i = 16u; i < WORKGROUP; i += 16u) {
+        for (var i = GATHERED; i < WORKGROUP; i += GATHERED) {
             sum += scattered[at + i];
         }
-        gathered[thread / 4u][thread % 4u] = sum;
+        gathered[thread] = sum;
     }
     workgroupBarrier();
 }
 
 fn gathered_sum(head: u32) -> f32 {
-    let four = gathered[4u * head] + gathered[4u * head + 1u] + gathered[4u * head + 2u] + gathered[4u * head + 3u];
-    return (four.x + four.y) + (four.z + four.w);
+    var sum = gathered[head * GATHERED];
+    for (var i = 1u; i < GATHERED; i++) {
+        sum += gathered[head * GATHERED + i];
+    }
+    return sum;
 }
 
 @compute @workgroup_size(WORKGROUP)
@@ -152,7 +158,7 @@ fn decode(
 %% for i in range(1, KEYS)
         high_{{ g }} = max(high_{{ g }}, x_{{ i }}_{{ g }});
 %% endfor
-        scattered[{{ g }}u * WORKGROUP + thread] = high_{{ g }};
+        scattered[{{ g }}u * PITCH + thread] = high_{{ g }};
 %% endfor
         gather_maxima(thread);
 
@@ -206,9 +212,18 @@ fn decode(
     }
 
 %% for g in heads
-    scattered[{{ g }}u * WORKGROUP + thread] = total_{{ g }};
+    scattered[{{ g }}u * PITCH + thread] = total_{{ g }};
 %% endfor
     gather_sums(thread);
+%% for g in heads
+    total_{{ g }} = gathered_sum({{ g }}u);
+%% endfor
+    var all_values = vec4f();
+%% if problem.empty_rows
+    if (row == 0u && ({% for g in heads %}{{ " || " if g else "" }}ends_as_mean(b, 0u, total_{{ g }}){% endfor %})) {
+        all_values = sum_for_mean(part, b, k, lane);
+    }
+%% endif
 %% for g in heads
     row_sums[thread] = sum_{{ g }};
     workgroupBarrier();
@@ -217,9 +232,9 @@ fn decode(
         for (var r = 1u; r < ROWS; r++) {
             sum += row_sums[r * VALUE_CHUNKS + lane];
         }
-        finish_chunk(part, b, 0u, n_first + {{ g }}u, top_{{ g }}, gathered_sum({{ g }}u), lane, sum);
+        finish_chunk(part, b, 0u, n_first + {{ g }}u, top_{{ g }}, total_{{ g }}, lane, sum, all_values);
         if (thread == 0u) {
-            finish_row(part, b, 0u, n_first + {{ g }}u, top_{{ g }}, gathered_sum({{ g }}u));
+            finish_row(part, b, 0u, n_first + {{ g }}u, top_{{ g }}, total_{{ g }});
         }
     }
     workgroupBarrier();

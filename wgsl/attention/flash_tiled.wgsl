@@ -13,6 +13,10 @@ var<workgroup> key_value_tile: array<vec4f, TILE_K * KEY_VALUE_PITCH>;
 var<workgroup> weight_tile: array<vec4f, TILE_Q * WEIGHT_PITCH>;
 // ACROSS · (TILE_Q + 1) · 4 bytes: a number a row and thread across, to be reduced over the row
 var<workgroup> row_scratch: array<f32, ACROSS * (TILE_Q + 1u)>;
+%% if problem.empty_rows
+// 4 bytes: whether any row keeps no key
+var<workgroup> some_end_as_mean: atomic<u32>;
+%% endif
 
 %% if problem.segments
 // The least and greatest segment id of some query rows or keys. Every thread reads the same words, so the answer is uniform.
@@ -35,6 +39,12 @@ fn key_segment_range(b: u32, first: u32, end: u32) -> vec2i {
 }
 
 %% endif
+fn finish_column(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f) {
+    if (chunk < VALUE_CHUNKS) {
+        finish_chunk(part, b, t, n, top, total, chunk, sum, {{ "key_value_tile[chunk]" if problem.empty_rows else "vec4f()" }});
+    }
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn flash_tiled(
     @builtin(workgroup_id) workgroup: vec3u,
@@ -158,19 +168,21 @@ fn flash_tiled(
 %% else
         {
 %% endif
-            for (var r = 0u; r < ROWS; r++) {
-                let t = min(t_first + (row_first + r) / HEADS, t_last);
-                let n = min(n_first + (row_first + r) % HEADS, n_last);
+%% for r in range(ROWS)
+            {
+                let t = min(t_first + (row_first + {{ r }}u) / HEADS, t_last);
+                let n = min(n_first + (row_first + {{ r }}u) % HEADS, n_last);
                 let kept = kept_keys(b, t);
-                for (var i = 0u; i < KEYS; i++) {
-                    let s = tile + (i / 4u * ACROSS + across) * 4u + i % 4u;
-                    var x = MASKED;
-                    if (s < keys.y) {
-                        x = logit(logits[r][i], b, n, t, s, kept);
-                    }
-                    logits[r][i] = x;
+%% for i in range(KEYS)
+                let s_{{ i }} = tile + ({{ i // 4 }}u * ACROSS + across) * 4u + {{ i % 4 }}u;
+                if (s_{{ i }} < keys.y) {
+                    logits[{{ r }}][{{ i }}] = logit(logits[{{ r }}][{{ i }}], b, n, t, s_{{ i }}, kept);
+                } else {
+                    logits[{{ r }}][{{ i }}] = MASKED;
                 }
+%% endfor
             }
+%% endfor
         }
         for (var r = 0u; r < ROWS; r++) {
             var high = logits[r][0];
@@ -235,22 +247,40 @@ fn flash_tiled(
     }
     workgroupBarrier();
     for (var r = 0u; r < ROWS; r++) {
+        var sum = 0.0;
+        for (var i = 0u; i < ACROSS; i++) {
+            sum += row_scratch[i * (TILE_Q + 1u) + row_first + r];
+        }
+        total[r] = sum;
+    }
+%% if problem.empty_rows
+    // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once, where K and V lay.
+    for (var r = 0u; r < ROWS; r++) {
         let t = t_first + (row_first + r) / HEADS;
-        let n = n_first + (row_first + r) % HEADS;
+        if (t <= t_last && ends_as_mean(b, t, total[r])) {
+            atomicStore(&some_end_as_mean, 1u);
+        }
+    }
+    workgroupBarrier();
+    if (atomicLoad(&some_end_as_mean) != 0u) {
+        for (var chunk = thread; chunk < VALUE_CHUNKS; chunk += WORKGROUP) {
+            key_value_tile[chunk] = sum_for_mean(part, b, k, chunk);
+        }
+    }
+    workgroupBarrier();
+%% endif
+%% for r in range(ROWS)
+    {
+        let t = t_first + (row_first + {{ r }}u) / HEADS;
+        let n = n_first + (row_first + {{ r }}u) % HEADS;
         if (t <= t_last && n <= n_last) {
-            var row_total = 0.0;
-            for (var i = 0u; i < ACROSS; i++) {
-                row_total += row_scratch[i * (TILE_Q + 1u) + row_first + r];
-            }
-            for (var c = 0u; c < COLUMNS; c++) {
-                let chunk = c * ACROSS + across;
-                if (chunk < VALUE_CHUNKS) {
-                    finish_chunk(part, b, t, n, top[r], row_total, chunk, sums[r][c]);
-                }
-            }
+%% for c in range(COLUMNS)
+            finish_column(part, b, t, n, top[{{ r }}], total[{{ r }}], {{ c }}u * ACROSS + across, sums[{{ r }}][{{ c }}]);
+%% endfor
             if (across == 0u) {
-                finish_row(part, b, t, n, top[r], row_total);
+                finish_row(part, b, t, n, top[{{ r }}], total[{{ r }}]);
             }
         }
     }
+%% endfor
 }

@@ -28,7 +28,7 @@ const FAR: i32 = 1073741824;
 
 %% endif
 %% endfor
-%% if not PARTIAL
+%% if not PARTIAL and "out" not in UNBUFFERED
 {{ elements.row_writer("out", out_name, "out" in problem.vectors, "parameters.Hv") }}
 %% endif
 
@@ -362,8 +362,30 @@ fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32) -> vec4f {
 }
 
 %% endif
+// Whether a row ends as the mean of V: it keeps no key, or none in this part. With sinks it is zero.
+fn ends_as_mean(b: u32, t: u32, total: f32) -> bool {
+%% if problem.empty_rows and not problem.sinks
+    return total == 0.0 && parameters.t_first + t < query_length(b){{ " && range_is_empty(kept_keys(b, t))" if PARTIAL and not problem.dense }};
+%% else
+    return false;
+%% endif
+}
 
+%% if problem.empty_rows and "value" not in UNBUFFERED
+// What such a row needs: the sum of V over all keys, or over a part's, which hands on its share.
+fn sum_for_mean(part: u32, b: u32, k: u32, chunk: u32) -> vec4f {
 %% if PARTIAL
+    let first = parameters.key_first + part * parameters.part_keys;
+    return value_sum(b, k, chunk, first, min(first + parameters.part_keys, parameters.key_end));
+%% else
+    return value_sum(b, k, chunk, 0u, parameters.S);
+%% endif
+}
+
+%% endif
+%% if "out" in UNBUFFERED
+// This kernel ends no row.
+%% elif PARTIAL
 // A part's sums of one row, for the merge: value_dim elements and then (top, total).
 fn partial_row(part: u32, b: u32, t: u32, n: u32) -> u32 {
     let row = (b * parameters.T + t) * parameters.N + n;
@@ -375,16 +397,9 @@ fn finish_row(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32) {
 }
 %% if "value" not in UNBUFFERED
 
-fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f) {
-    var four = sum;
-%% if problem.empty_rows
-    // A row that keeps no key at all is the mean of V, so its parts hand on their share of the sum.
-    if (total == 0.0{{ "" if problem.dense else " && range_is_empty(kept_keys(b, t))" }}) {
-        let first = parameters.key_first + part * parameters.part_keys;
-        four = value_sum(b, key_head(n), chunk, first, min(first + parameters.part_keys, parameters.key_end));
-    }
-%% endif
-    partial[partial_row(part, b, t, n) + chunk] = four;
+// `all_values` is sum_for_mean where ends_as_mean, and not used elsewhere.
+fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f, all_values: vec4f) {
+    partial[partial_row(part, b, t, n) + chunk] = select(sum, all_values, ends_as_mean(b, t, total));
 }
 %% endif
 %% else
@@ -395,7 +410,8 @@ fn finish_row(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32) {
 }
 %% if "value" not in UNBUFFERED
 
-fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f) {
+// `all_values` is sum_for_mean where ends_as_mean, and not used elsewhere.
+fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f, all_values: vec4f) {
     let end = row_end(top, total, b, t, n);
     var four = sum * end.factor;
     if (end.zero) {
@@ -403,7 +419,7 @@ fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: 
     }
 %% if problem.empty_rows
     if (end.empty) {
-        four = value_sum(b, key_head(n), chunk, 0u, parameters.S) / f32(parameters.S);
+        four = all_values / f32(parameters.S);
     }
 %% endif
     store_out(out_row(b, t, n), chunk, four);

@@ -107,7 +107,13 @@ fn plain(
     for (var i = 0u; i < CHUNKS; i++) {
         let chunk = thread + i * WORKGROUP;
         if (chunk < VALUE_DIM / 4u) {
-            finish_chunk(part, b, t, n, top, total, chunk, sums[i]);
+            var all_values = vec4f();
+%% if problem.empty_rows
+            if (ends_as_mean(b, t, total)) {
+                all_values = sum_for_mean(part, b, k, chunk);
+            }
+%% endif
+            finish_chunk(part, b, t, n, top, total, chunk, sums[i], all_values);
         }
     }
     if (thread == 0u) {

@@ -15,6 +15,7 @@ name = "decode"
 MAX_DIM = 256
 WORKGROUP = 128
 TURN = 4  # loads of K or V that a thread has under way at once
+GATHERED = 8  # of the numbers that threads have for a head, a first step leaves so many
 SPLIT_KEYS = 256  # a split has no fewer keys: the merge reads every split
 
 
@@ -38,7 +39,7 @@ class Share:
         return (
             self.heads * problem.head_dim * 4
             + self.tile * self.quads * 16
-            + self.heads * (WORKGROUP * 4 + 64)
+            + self.heads * (WORKGROUP + GATHERED + GATHERED) * 4
             + WORKGROUP * 16
         )
 
@@ -86,6 +87,8 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("VALUE_CHUNKS", chunks),
             ("ROWS", WORKGROUP // chunks),
             ("TURN", TURN),
+            ("GATHERED", GATHERED),
+            ("PITCH", WORKGROUP + GATHERED),
         ),
         bindings=bindings(problem, partial),
         parameters=parameters(problem),
@@ -126,9 +129,10 @@ def _max_keys(problem: AttentionProblem, share: Share, profile: DeviceProfile) -
     if turns is None:
         return None
     rows = WORKGROUP // (problem.value_dim // 4)
-    a_tile = 1 + problem.head_dim // 4 // TURN + share.tile // (TURN * rows) + 1 + WORKGROUP // 16
+    gather = WORKGROUP // GATHERED + share.heads * GATHERED
+    a_tile = 2 + problem.head_dim // 4 // TURN + share.tile // (TURN * rows) + gather
     if problem.rope == "half":
         a_tile += problem.head_dim * share.keys
     if problem.empty_rows:
-        a_tile += share.heads * share.tile // 8 * 9
+        a_tile += share.tile // 8 * 9
     return max((turns - 4096) // a_tile, 1) * share.tile

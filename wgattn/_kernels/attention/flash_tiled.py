@@ -53,10 +53,10 @@ class Tile:
         }
 
     def workgroup_bytes(self, problem: AttentionProblem) -> int:
-        """Q, then K or V, the weights, and a number a row and thread across."""
+        """Q, then K or V, the weights, a number a row and thread across, and a flag."""
         pitch = self.pitches(problem)
         quads = self.q * pitch["Q_PITCH"] + self.k * pitch["KEY_VALUE_PITCH"] + self.q * pitch["WEIGHT_PITCH"]
-        return quads * 16 + self.across * (self.q + 1) * 4
+        return quads * 16 + (self.across * (self.q + 1) + 1) * 4
 
 
 # Fastest first. A thread's sums (rows × columns vec4) must stay in registers: MAX_SUMS of them at most.
@@ -184,5 +184,5 @@ def _max_keys(problem: AttentionProblem, tile: Tile, profile: DeviceProfile) -> 
     if problem.rope == "half":
         a_tile += 4 * -(-tile.k * head // tile.threads)
     if problem.empty_rows:
-        a_tile += rows * columns * tile.k // 8 * 9
+        a_tile += -(-value // tile.threads) * tile.k // 8 * 9
     return max((turns - 4096) // a_tile, 1) * tile.k
