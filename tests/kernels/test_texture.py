@@ -13,7 +13,7 @@ from wgattn._dtypes import bfloat16, float16, float32
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.kernel import Bytes, CopyToTexture, Launch, Operand, Plan, natural_strides
 from wgattn._kernels.rotation import Rope, tables
-from wgattn._kernels.texture import FOLD, Rotation, Texels, fill
+from wgattn._kernels.texture import FOLD, Rotation, Texels, fill, lay
 from wgattn._runtime import program as device
 from wgattn._runtime.profile import Limits
 
@@ -27,21 +27,18 @@ def operand(array: np.ndarray, base: np.ndarray) -> Operand:
     return Operand(base.dtype, array.shape, tuple(s // base.itemsize for s in array.strides), offset)
 
 
-def layout(array: np.ndarray, dtype: np.dtype | None = None, dim: int | None = None) -> Texels:
-    B0, B1, tokens, heads, D = array.shape
-    return Texels(dtype or array.dtype, dim or D, B0 * B1, tokens, heads)
-
-
 def filled(
     base: np.ndarray,
     view: np.ndarray,
-    texels: Texels,
+    dim: int | None = None,
     limits: Limits = LIMITS,
     rotation: Rotation | None = None,
     **others: np.ndarray,
 ) -> tuple[np.ndarray, tuple[Launch | CopyToTexture, ...]]:
     """What the texture holds afterwards, as (batch, tokens, heads, dim), and the steps that were taken."""
-    steps = fill(operand(view, base), "source", texels, "made", limits, rotation)
+    source = operand(view, base)
+    texels = lay(source, base.dtype if rotation is None else float32, dim or view.shape[4], rotation is not None)
+    steps = fill(source, "source", texels, "made", limits, rotation)
     given = {"source": base, **others}
     sizes = {name: -(-array.nbytes // 4) * 4 for name, array in given.items()}
     texture = texels.texture
@@ -58,12 +55,13 @@ def filled(
     command = device.Dispatch(read, (slot, everything), parameters, groups)
     program = replace(program, commands=(*program.commands, command))
     (out,) = _runtime.prepare(program).run([_runtime.upload(array) for array in given.values()])
-    columns = _runtime.download(out).view(texels.dtype).reshape(texture.height, -1, texels.block_width * texels.each)
-    rows = columns.swapaxes(0, 1).reshape(-1, texels.block_width * texels.each)
-    if columns.shape[1] > 1:
-        assert texture.height == 1 << FOLD
-    rows = rows[: texels.batch * texels.tokens]
-    return rows.reshape(texels.batch, texels.tokens, texels.heads, texels.dim), steps
+    place = texels.values("made")
+    texel = _runtime.download(out).view(texels.dtype).reshape(texture.height, texture.width, texels.each)
+    b, token, n, x = np.ogrid[: texels.batch, : texels.tokens, : texels.heads, : texels.head_width]
+    row = b * place["made_rows"] + (token >> place["made_side"])
+    beside = token % (1 << place["made_side"])
+    column = (row >> FOLD) * place["made_width"] + beside * place["made_token"] + n * place["made_head"] + x
+    return texel[row % (1 << FOLD), column].reshape(*column.shape[:3], texels.dim), steps
 
 
 def normal(*shape: int, dtype: np.dtype = float32) -> np.ndarray:
@@ -87,16 +85,18 @@ def copied(steps: tuple[Launch | CopyToTexture, ...]) -> bool:
         ((2, 1, 5, 2, 64), (0, 1, 2, 3, 4), float16, 2),
         ((1, 2, 9, 4, 32), (0, 1, 2, 3, 4), bfloat16, 2),
         ((1, 2, 1, 3, 16), (0, 1, 2, 3, 4), float32, 2),  # one token needs no pitch
-        ((1, 2, 20, 3, 16), (0, 1, 2, 3, 4), float32, 0),  # 192 bytes a token
-        ((1, 2, 3, 20, 16), (0, 1, 3, 2, 4), float16, 0),
+        ((1, 2, 20, 3, 16), (0, 1, 2, 3, 4), float32, 2),  # 192 bytes a token: four side by side
+        ((1, 2, 21, 3, 16), (0, 1, 2, 3, 4), float32, 4),  # and one that is left
+        ((1, 2, 3, 21, 16), (0, 1, 3, 2, 4), float16, 12),  # eight of one head side by side
+        ((1, 2, 3, 5, 16), (0, 1, 3, 2, 4), float16, 6),  # no row is full
     ],
 )
-def test_copied_or_gathered(shape: tuple[int, ...], axes: tuple[int, ...], dtype: np.dtype, copies: int) -> None:
-    """The bits arrive, by the queue where the rows lie as they have to."""
+def test_copied(shape: tuple[int, ...], axes: tuple[int, ...], dtype: np.dtype, copies: int) -> None:
+    """The bits arrive by the queue, in as few copies as it takes."""
     base = normal(*shape, dtype=dtype)
     view = base.transpose(axes)
-    found, steps = filled(base, view, layout(view))
-    assert (len(steps), copied(steps)) == ((copies, True) if copies else (1, False))
+    found, steps = filled(base, view)
+    assert (len(steps), copied(steps)) == (copies, True)
     np.testing.assert_array_equal(found.view(np.uint8), flat(view).copy().view(np.uint8))
 
 
@@ -108,7 +108,7 @@ def test_padding(dtype: np.dtype, D: int) -> None:
     base = np.full((1, 2, 7, 3, D + 3), np.nan, dtype)
     view = base[:, :, 1:, :, 1 : D + 1]
     view[...] = normal(*view.shape, dtype=dtype)
-    found, steps = filled(base, view, layout(view, dim=32))
+    found, steps = filled(base, view, 32)
     assert not copied(steps)
     np.testing.assert_array_equal(found[..., :D], flat(view))
     assert not found[..., D:].any()
@@ -117,11 +117,14 @@ def test_padding(dtype: np.dtype, D: int) -> None:
 @pytest.mark.device
 @pytest.mark.parametrize("heads", [1, 4])
 def test_more_tokens_than_a_block_of_columns(heads: int) -> None:
-    """Tokens go on in the block to the right, where batch entries need not start at its top; copied and gathered."""
+    """Tokens go on in the block to the right, where batch entries need not start at its top."""
     base = normal(1, 3, (1 << FOLD) - 100, heads, 16)
-    found, steps = filled(base, base, layout(base))
-    assert copied(steps) == (heads == 4)
+    found, steps = filled(base, base)
+    assert copied(steps)
     np.testing.assert_array_equal(found, flat(base))
+    found, steps = filled(base, base, 32)
+    assert not copied(steps)
+    np.testing.assert_array_equal(found[..., :16], flat(base))
 
 
 @pytest.mark.device
@@ -129,7 +132,7 @@ def test_broadcast_heads_and_reversed_tokens() -> None:
     """Any stride is taken: 0 for a head that is repeated, negative for tokens from the end."""
     base = normal(1, 2, 10, 1, 16)
     view = np.broadcast_to(base[:, :, ::-1], (1, 2, 10, 3, 16))
-    found, _ = filled(base, view, layout(view))
+    found, _ = filled(base, view)
     np.testing.assert_array_equal(found, flat(view))
 
 
@@ -144,7 +147,7 @@ def test_rotation(style: str, rotary_dim: int, dtype: np.dtype) -> None:
     offsets = np.array([7, 3, 70_000], np.int32)
     rotation = Rotation(word, rotary_dim // 2, 5, (Bytes("offsets"), 1, 2, 1))
     others = {"rope_tables": tables(rope, 20), "offsets": offsets}
-    found, _ = filled(base, base, layout(base, float32, 32), LIMITS, rotation, **others)
+    found, _ = filled(base, base, 32, LIMITS, rotation, **others)
     positions = 5 + np.arange(12)[None] + offsets[1:, None]
     right = _reference.rope(flat(base), positions, rotary_dim=rotary_dim, style=style)
     np.testing.assert_allclose(found[..., :20], right, rtol=0, atol=3e-6)
@@ -156,12 +159,12 @@ def test_source_larger_than_a_binding() -> None:
     """The kernel's source is bound in parts, each to its own place; positions go on."""
     base = normal(2, 2, 50, 3, 20)
     limits = replace(LIMITS, binding_bytes=8 * 1024)
-    found, steps = filled(base, base, layout(base, dim=32), limits)
+    found, steps = filled(base, base, 32, limits)
     assert len(steps) > 4
     np.testing.assert_array_equal(found[..., :20], flat(base))
     rotation = Rotation("half", 10, 0)
-    whole, _ = filled(base, base, layout(base, dim=32), LIMITS, rotation, rope_tables=tables(Rope(), 20))
-    parts, _ = filled(base, base, layout(base, dim=32), limits, rotation, rope_tables=tables(Rope(), 20))
+    whole, _ = filled(base, base, 32, LIMITS, rotation, rope_tables=tables(Rope(), 20))
+    parts, _ = filled(base, base, 32, limits, rotation, rope_tables=tables(Rope(), 20))
     np.testing.assert_array_equal(whole, parts)
 
 

@@ -1,11 +1,15 @@
 """Rows of heads laid out as a texture, and the steps that bring them there from a buffer.
 
-On CPU adapters a read of a storage texture costs a fifteenth of a read of a storage buffer. A texel holds 16 bytes of one head's row: four float32
-or eight 16-bit elements. A row of texels is one token with its heads side by side; 8,192 tokens make a block of columns, the next ones the block
-to its right. Where a token's row lies in the buffer as it has to in the texture it is copied by the queue; else a kernel gathers, pads, casts and
-rotates it.
+On CPU adapters a read of a storage texture costs a fifteenth of a read of a storage buffer. A texel holds 16 bytes of
+one head's row: four float32 or eight 16-bit elements. A row of texels is one token with its heads side by side; 8,192
+rows make a block of columns, the next ones the block to its right.
+
+Rows that need no padding, cast or rotation are copied by the queue, which takes rows a multiple of 256 bytes apart.
+Tokens that are shorter lie side by side in a row of texels, all heads of one after the other, or each head's own run.
+Anything else is gathered by a kernel.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -38,13 +42,20 @@ WORKGROUP = 64
 
 @dataclass(frozen=True, slots=True)
 class Texels:
-    """The layout of rows (batch, tokens, heads, dim) in a texture; `dim` is padded to whole texels with zeros."""
+    """The layout of rows (batch, tokens, heads, dim) in a texture; `dim` is padded to whole texels with zeros.
+
+    `copied`: the queue brings them. `side` tokens, a power of two, share a row of texels; with heads `apart`, those of
+    one head lie together.
+    """
 
     dtype: np.dtype
     dim: int
     batch: int
     tokens: int
     heads: int
+    copied: bool = False
+    side: int = 1
+    apart: bool = False
 
     @property
     def each(self) -> int:
@@ -53,29 +64,78 @@ class Texels:
 
     @property
     def head_width(self) -> int:
+        """Texels of a head's row."""
         return self.dim // self.each
 
     @property
+    def head_step(self) -> int:
+        """Texels from a head to the next."""
+        return self.head_width * (self.side if self.apart else 1)
+
+    @property
+    def token_step(self) -> int:
+        """Texels from a token to the next in a row of texels."""
+        return self.head_width * (1 if self.apart else self.heads)
+
+    @property
     def block_width(self) -> int:
-        return self.heads * self.head_width
+        """Texels of a whole row in a block of columns."""
+        return self.side * self.heads * self.head_width
+
+    @property
+    def entry_rows(self) -> int:
+        """Rows of texels a batch entry."""
+        return -(-self.tokens // self.side)
 
     @property
     def texture(self) -> Texture:
-        rows = self.batch * self.tokens
+        rows = self.batch * self.entry_rows
         blocks = -(-rows // (1 << FOLD))
         # Heights grow in steps, so that a cache that grows by a token finds the texture it had.
         height = min(1 << FOLD, -(-rows // 64) * 64)
-        return Texture(
-            self.block_width * blocks, max(height, 1), "rgba32float" if self.dtype == float32 else "rgba32uint"
-        )
+        kind = "rgba32float" if self.dtype == float32 else "rgba32uint"
+        return Texture(self.block_width * max(blocks, 1), max(height, 1), kind)
 
     def fits(self, limits: Limits) -> bool:
         return self.texture.width <= limits.texture_2d
 
+    def values(self, name: str) -> dict[str, int]:
+        """What a shader that reads the texture of `name` is told of it, by parameter: see texels.wgsl."""
+        return {
+            f"{name}_rows": self.entry_rows,
+            f"{name}_side": self.side.bit_length() - 1,
+            f"{name}_width": self.block_width,
+            f"{name}_token": self.token_step,
+            f"{name}_head": self.head_step,
+        }
+
+
+def fields(name: str) -> tuple[tuple[str, Scalar], ...]:
+    """The parameters that `Texels.values` fills."""
+    return tuple((f"{name}_{field}", "u32") for field in ("rows", "side", "width", "token", "head"))
+
+
+def lay(source: Operand, dtype: np.dtype, dim: int, rotated: bool = False) -> Texels:
+    """The layout for `source` (B0, B1, L, heads, D), as elements of `dtype`, each row padded to `dim`."""
+    size = source.itemsize
+    b0, b1, tokens, heads, width = source.shape
+    gathered = Texels(dtype, dim, b0 * b1, tokens, heads)
+    strides = [s * size for s, n in zip(source.strides[:4], source.shape, strict=False) if n > 1]
+    if rotated or source.dtype != dtype or width != dim or any(n % TEXEL for n in (source.offset * size, *strides)):
+        return gathered
+    apart = heads > 1 and source.strides[3] != dim
+    run, pitch = dim * (1 if apart else heads), source.strides[2]
+    copied = replace(gathered, copied=True, apart=apart)
+    if tokens == 1 or (pitch >= run and pitch * size % COPY_PITCH == 0):
+        return copied
+    if pitch == run:
+        return replace(copied, side=COPY_PITCH // math.gcd(COPY_PITCH, pitch * size))
+    return gathered
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding on the way: token l of batch entry b stands at first + l, and the run-time int32 at offset[b]."""
+    """Rotary embedding on the way: a token stands at `first` + its index + the run-time int32 of its batch entry."""
 
     style: str  # half4, half or interleaved, as in AttentionProblem
     pairs: int
@@ -86,52 +146,37 @@ class Rotation:
 def fill(
     source: Operand, name: str, texels: Texels, texture: str, limits: Limits, rotation: Rotation | None = None
 ) -> tuple[Launch | CopyToTexture, ...]:
-    """The steps that bring `source` (B0, B1, L, heads, D), elements of a row side by side, from buffer `name` to `texture`.
+    """The steps that bring `source` (B0, B1, L, heads, D) from buffer `name` to `texture`; D has stride 1.
 
     Raises UnsupportedError where a single row is wider than a binding.
     """
-    if rotation is None and _lies_alike(source, texels):
+    if texels.copied:
         return tuple(_copies(source, name, texels, texture))
     return tuple(
         _launch(source, part, first, name, texels, texture, limits, rotation) for part, first in _parts(source, limits)
     )
 
 
-def _side_by_side(source: Operand) -> bool:
-    """Whether the heads of a token are one run of elements."""
-    return source.shape[3] == 1 or source.strides[3] == source.shape[4]
-
-
-def _lies_alike(source: Operand, texels: Texels) -> bool:
-    size = source.itemsize
-    _, _, tokens, heads, dim = source.shape
-    strides = [s * size for s, n in zip(source.strides[:4], source.shape, strict=False) if n > 1]
-    run = dim * heads if _side_by_side(source) else dim
-    pitch = source.strides[2]
-    return (
-        source.dtype == texels.dtype
-        and dim == texels.dim
-        and all(n % TEXEL == 0 for n in (source.offset * size, *strides))
-        and (tokens == 1 or (pitch >= run and pitch * size % COPY_PITCH == 0))
-    )
-
-
 def _copies(source: Operand, name: str, texels: Texels, texture: str) -> Iterator[CopyToTexture]:
-    """A copy a batch entry, and a head where heads do not lie side by side, cut where a block of columns ends."""
+    """A copy a batch entry, a head where they lie apart, a block of columns; and the tokens that fill no row."""
     B0, B1, tokens, heads, _ = source.shape
-    joined = _side_by_side(source)
-    width = texels.block_width if joined else texels.head_width
-    pitch = source.strides[2] * source.itemsize if tokens > 1 else -(-width * TEXEL // COPY_PITCH) * COPY_PITCH
-    for b0, b1, head in product(range(B0), range(B1), range(1 if joined else heads)):
-        start = source.offset + b0 * source.strides[0] + b1 * source.strides[1] + head * source.strides[3]
+    size, side = source.itemsize, texels.side
+    whole, left = divmod(tokens, side)
+    width = side * texels.token_step
+    pitch = source.strides[2] * side * size if tokens > 1 else -(-width * TEXEL // COPY_PITCH) * COPY_PITCH
+    for b0, b1, head in product(range(B0), range(B1), range(heads if texels.apart else 1)):
+        start = (source.offset + b0 * source.strides[0] + b1 * source.strides[1] + head * source.strides[3]) * size
+        row = (b0 * B1 + b1) * texels.entry_rows
         done = 0
-        while done < tokens:
-            block, y = divmod((b0 * B1 + b1) * tokens + done, 1 << FOLD)
-            height = min(tokens - done, (1 << FOLD) - y)
-            first = (start + done * source.strides[2]) * source.itemsize
-            nbytes = (height - 1) * pitch + width * TEXEL
-            x = block * texels.block_width + head * texels.head_width
-            yield CopyToTexture(Bytes(name, first, nbytes), pitch, texture, x, y, width, height)
+        while done < texels.entry_rows:
+            block, y = divmod(row + done, 1 << FOLD)
+            height = min(whole - done, (1 << FOLD) - y)
+            across = width
+            if done == whole:
+                height, across = 1, left * texels.token_step
+            at = Bytes(name, start + done * pitch, (height - 1) * pitch + across * TEXEL)
+            x = block * texels.block_width + head * texels.head_step
+            yield CopyToTexture(at, pitch, texture, x, y, across, height)
             done += height
 
 
@@ -146,7 +191,8 @@ def _parts(source: Operand, limits: Limits, place: Place = (0, 0, 0, 0)) -> Iter
         return
     if not any(reach):
         raise UnsupportedError(
-            f"one row of {source.shape[4]:,} elements does not fit the {limits.binding_bytes:,} bytes that this device binds"
+            f"one row of {source.shape[4]:,} elements does not fit the {limits.binding_bytes:,} bytes of a binding; "
+            f"use a smaller head dim"
         )
     axis = reach.index(max(reach))
     half = source.shape[axis] // 2
@@ -160,8 +206,8 @@ _AXES = ("b0", "b1", "t", "h")
 _SIZES: tuple[tuple[str, Scalar], ...] = tuple(
     (name, "u32")
     for name in (
-        "count", "B1", "tokens", "heads", "H", "head_width", "block_width", "row_first", "row_b0", "row_b1", "head_first",
-        "source_at", *(f"source_{axis}" for axis in _AXES),
+        "count", "B1", "tokens", "heads", "H", "head_width", "block_width", "row_first", "row_b0", "row_b1",
+        "head_first", "source_at", *(f"source_{axis}" for axis in _AXES),
     )
 )  # fmt: skip
 _ROTATION: tuple[tuple[str, Scalar], ...] = (("rope_pairs", "u32"), ("position", "i32"))
@@ -169,19 +215,19 @@ _OFFSET: tuple[tuple[str, Scalar], ...] = tuple((f"offset_{field}", "u32") for f
 
 
 def variant(source: np.dtype, quads: bool, exact: bool, texel: np.dtype, rotation: Rotation | None) -> Variant:
-    """The kernel that gathers rows. `quads`: they can be read four elements at a time; `exact`: they need no padding."""
+    """The kernel that gathers rows. `quads`: they can be read four elements at a time; `exact`: without padding."""
     words = [short_name(source), *([short_name(texel)] if texel != source else [])]
     words += ["quads"] * quads + ["padded"] * (not exact)
     offset = rotation is not None and rotation.offset is not None
     bindings = [Binding("source", "read", storage_element(source, quads))]
-    fields = _SIZES
+    table = _SIZES
     if rotation is not None:
         words += ["rope", rotation.style, *(["offset"] * offset)]
         bindings.append(Binding("rope_tables", "read", "vec2<f32>"))
-        fields += _ROTATION
+        table += _ROTATION
         if offset:
             bindings.append(Binding("offset", "read", "u32"))
-            fields += _OFFSET
+            table += _OFFSET
     bindings.append(Binding("texels", "write_texture", "rgba32float" if texel == float32 else "rgba32uint"))
     return Variant(
         family="texture",
@@ -198,7 +244,7 @@ def variant(source: np.dtype, quads: bool, exact: bool, texel: np.dtype, rotatio
             ("offset", offset),
         ),
         bindings=tuple(bindings),
-        parameters=Parameters(fields),
+        parameters=Parameters(table),
     )
 
 
@@ -222,8 +268,8 @@ def _launch(
     row_b0 = whole.shape[1] * row_b1
     values = {
         "count": count, "B1": B1, "tokens": tokens, "heads": heads, "H": dim, "head_width": texels.head_width,
-        "block_width": texels.block_width, "row_first": place[0] * row_b0 + place[1] * row_b1 + place[2], "row_b0": row_b0,
-        "row_b1": row_b1, "head_first": place[3], "source_at": at,
+        "block_width": texels.block_width, "row_first": place[0] * row_b0 + place[1] * row_b1 + place[2],
+        "row_b0": row_b0, "row_b1": row_b1, "head_first": place[3], "source_at": at,
     }  # fmt: skip
     values |= {f"source_{axis}": stride % 2**32 for axis, stride in zip(_AXES, source.strides, strict=False)}
     resources: dict[str, Bytes | str] = {"source": bound, "texels": texture}

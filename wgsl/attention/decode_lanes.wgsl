@@ -9,8 +9,8 @@
 // holds a texel of dims of the query rows and of their sums, and a turn takes one key: one read of it serves all heads, and lanes add their
 // products by shuffles. The body is small on purpose: with eight keys unrolled it waits for its own instructions.
 
-{{ texels.place("key", key_texels) }}
-{{ texels.place("value", value_texels) }}
+{{ texels.place("key") }}
+{{ texels.place("value") }}
 @compute @workgroup_size(SUBGROUP)
 fn decode_lanes(
     @builtin(workgroup_id) workgroup: vec3u,

@@ -9,9 +9,9 @@
 // a lane ROWS of them. A turn takes SUBGROUP keys: a lane reads one key from a texture, and a shuffle from each constant lane hands it to all rows.
 // Everything but the loop over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
 
-{{ texels.place("query", query_texels) }}
-{{ texels.place("key", key_texels) }}
-{{ texels.place("value", value_texels) }}
+{{ texels.place("query") }}
+{{ texels.place("key") }}
+{{ texels.place("value") }}
 @compute @workgroup_size(SUBGROUP)
 fn flash_rows(
     @builtin(workgroup_id) workgroup: vec3u,

@@ -1,10 +1,12 @@
-{# Macros: rows of heads in textures (see texture.py). They need the bindings, parameters.NAME_rows and NAME_width, and FOLD. #}
+{# Macros: rows of heads in textures (see texture.py). They need the bindings, the parameters of texture.fields(NAME), and FOLD. #}
 
 {# Where the texels of a head's row `index` of batch entry b start. #}
-{% macro place(name, head_width) -%}
+{% macro place(name) -%}
 fn {{ name }}_place(b: u32, index: u32, head: u32) -> vec2u {
-    let row = b * parameters.{{ name }}_rows + index;
-    return vec2u((row >> FOLD) * parameters.{{ name }}_width + head * {{ head_width }}u, row & ((1u << FOLD) - 1u));
+    let row = b * parameters.{{ name }}_rows + (index >> parameters.{{ name }}_side);
+    let beside = index & ((1u << parameters.{{ name }}_side) - 1u);
+    let x = (row >> FOLD) * parameters.{{ name }}_width + beside * parameters.{{ name }}_token + head * parameters.{{ name }}_head;
+    return vec2u(x, row & ((1u << FOLD) - 1u));
 }
 {% endmacro %}
 

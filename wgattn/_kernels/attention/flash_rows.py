@@ -1,4 +1,4 @@
-"""Flash, rows in lanes: query rows in registers, keys read from textures and handed round by shuffles. For CPU adapters."""
+"""Flash, rows in lanes: keys are read from textures and handed to all query rows by shuffles. For CPU adapters."""
 
 from collections.abc import Mapping
 

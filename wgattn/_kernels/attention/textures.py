@@ -7,7 +7,7 @@ from wgattn._kernels.attention.boxes import Box, binds, cut
 from wgattn._kernels.attention.inputs import Rows, texel_dtype
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import CopyToTexture, Launch, Operand, Scalar, Scratch, Texture
-from wgattn._kernels.texture import Rotation, Texels, fill
+from wgattn._kernels.texture import Rotation, Texels, fields, fill, lay
 from wgattn._runtime.profile import Limits
 
 
@@ -33,8 +33,8 @@ class Textures:
 
     def texels(self, name: str, part: Operand) -> Texels:
         dim = self.problem.value_dim if name == "value" else self.problem.head_dim
-        b0, b1, tokens, heads, _ = part.shape
-        return Texels(texel_dtype(self.problem, name), dim, b0 * b1, tokens, heads)
+        rotated = self.problem.rope is not None and name != "value"
+        return lay(part, texel_dtype(self.problem, name), dim, rotated)
 
     def fits(self, name: str, part: Operand) -> bool:
         """Whether the kernel can read this part of an operand: in a texture, or in a binding."""
@@ -43,7 +43,7 @@ class Textures:
         return binds(part, self.limits)
 
     def fill(self, box: Box, rows: Rows, known: Mapping[str, Scratch | Texture]) -> Filled:
-        """A box's textures. Boxes come one after another, so each finds the textures of the one before in `known`, and they grow."""
+        """A box's textures. Boxes are worked on in turn, so they share them: those in `known` grow as they need."""
         group = self.operands["query"].shape[3] // self.operands["key"].shape[3]
         steps: list[Launch | CopyToTexture] = []
         resources, values, scratch = {}, {}, {}
@@ -52,7 +52,7 @@ class Textures:
             texels = self.texels(name, part)
             resources[name] = texture = f"{name}_texels"
             steps += fill(part, name, texels, texture, self.limits, self._rotation(name, box, rows))
-            values |= {f"{name}_rows": texels.tokens, f"{name}_width": texels.block_width}
+            values |= texels.values(name)
             made, before = texels.texture, known.get(texture)
             if isinstance(before, Texture):
                 made = Texture(max(made.width, before.width), max(made.height, before.height), made.format)
@@ -75,5 +75,5 @@ class Textures:
 
 
 def texture_fields(names: tuple[str, ...]) -> tuple[tuple[str, Scalar], ...]:
-    """The parameters that say where rows lie in the textures of `names`: tokens a batch entry, texels a token."""
-    return tuple((f"{name}_{field}", "u32") for name in names for field in ("rows", "width"))
+    """The parameters that say where rows lie in the textures of `names`."""
+    return tuple(field for name in names for field in fields(name))
