@@ -13,7 +13,7 @@ from wgattn._graph import operations as op
 from wgattn._graph.graph import Graph
 from wgattn._graph.rewrite import batches, casts, dead, duplicates, fuse, groups, rotations, scales, stores, views
 
-DRAWN = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+DRAWN = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 PASSES = {
     "views": lambda graph: graph,
     "duplicates": duplicates.merge_duplicates,
@@ -43,7 +43,7 @@ def same(before: Graph, after: Graph) -> None:
 
 
 @pytest.mark.parametrize("name", PASSES)
-@settings(DRAWN, max_examples=40)
+@settings(DRAWN, max_examples=25)
 @given(graph=st.one_of(graphs(), calls()))
 def test_a_pass_keeps_the_values(name, graph):
     seen = dead.drop_dead(views.fold_views(graph))
