@@ -5,6 +5,8 @@ enable f16;
 %% endif
 %% if "subgroup" in FEATURES and DIALECT == "dawn"
 enable subgroups;
+// Branches that depend on a subgroup's own values are the same for all of its lanes, which the compiler cannot see.
+diagnostic(off, subgroup_uniformity);
 %% endif
 %% for name, value in SCALARS.items()
 %% if value is boolean

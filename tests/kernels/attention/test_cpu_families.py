@@ -157,9 +157,11 @@ def test_mixed_dtypes(family: ModuleType, poisoned: None) -> None:
 @FAMILY
 @pytest.mark.device
 def test_splits_of_a_long_cache(family: ModuleType, poisoned: None) -> None:
-    """Enough keys that decode works on them in parts, a ragged last one and an empty one among them."""
-    arrays = inputs(B=1, T=queries(family, 2), S=1030, N=4, K=1, H=32)
+    """Enough keys for few rows that they are worked on in parts, a ragged last one and empty ones among them."""
+    arrays = inputs(B=1, T=queries(family, 2), S=3001, N=4, K=1, H=32)
+    compare(family, arrays)
     compare(family, arrays, key_value_lengths=np.array([700], np.int32))
+    compare(family, arrays, key_value_lengths=np.array([0], np.int32))
 
 
 @pytest.mark.device

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.flash_rows import lanes_support, max_keys
+from wgattn._kernels.attention.flash_rows import lanes_support, max_keys, parts
 from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
@@ -18,8 +18,6 @@ name = "decode_lanes"
 NAMES = ("key", "value")  # what is read from textures
 UNBUFFERED = (*NAMES, "segments")
 MOST_HEADS = 8  # query heads that one read of a key serves: more would not stay in registers and cache
-BUSY = 16  # workgroups that keep the threads of a CPU busy; every further part of the keys costs sums to merge
-LEAST_KEYS = 256
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
@@ -68,7 +66,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         return -(-share // heads) * (box.size("n") // share) * box.batch
 
     def splits(box: Box) -> int:
-        return max(1, min(-(-BUSY // workgroups(box)), box.size("s") // LEAST_KEYS))
+        return parts(workgroups(box), box.size("s"), profile)
 
     return plan_buffers(
         problem,

@@ -17,6 +17,8 @@ name = "flash_rows"
 NAMES = ("query", "key", "value")  # what is read from textures
 UNBUFFERED = (*NAMES, "segments")
 SUBGROUPS = (4, 8, 16)
+BUSY = 8  # workgroups that keep the threads of a CPU busy; every further part of the keys costs sums to merge
+LEAST_KEYS = 512  # keys that are worth a part
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
@@ -92,9 +94,16 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         profile,
         lambda partial: variant(problem, profile, partial),
         workgroups,
+        lambda box: parts(workgroups(box), box.size("s"), profile),
         max_keys=max_keys(profile, subgroup, loops=2 + problem.segments),
         textures=Textures(NAMES, problem, call, operands, profile.limits),
     )
+
+
+def parts(workgroups: int, keys: int, profile: DeviceProfile) -> int:
+    """Into how many parts keys are split. A device may be tuned: `workgroups`."""
+    busy = dict(profile.tuned).get("workgroups", BUSY)
+    return max(1, min(-(-busy // max(workgroups, 1)), keys // LEAST_KEYS))
 
 
 def max_keys(profile: DeviceProfile, each: int, loops: int) -> int | None:
