@@ -202,6 +202,11 @@ class Lowered:
         graph = self._traced.graph_for((*self._layouts, *self._traced.captured_layouts()))
         return side_by_side(as_text(graph), as_text(_run.fused(graph)))
 
+    @property
+    def out_info(self) -> Any:
+        """The pytree of results, each leaf with `shape` and `dtype`."""
+        return self._traced.results
+
     def compile(self) -> "Compiled":
         """Choose the kernels and compile them for the device.
 

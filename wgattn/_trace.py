@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ref
 
+import numpy as np
+
 from . import _run
 from ._array import Array, asarray, of
 from ._graph.graph import Graph, View
@@ -30,6 +32,20 @@ class Traced:
     @property
     def graph(self) -> Graph:
         return self.recording.graph
+
+    @property
+    def results(self) -> Any:
+        """The tree of the function's results, an Aval for each."""
+        from jax import tree_util
+
+        inputs = {n.operation.index: n.avals[0] for n in self.graph.nodes if isinstance(n.operation, Input)}
+        computed = [
+            replace(self.graph.aval(use), weak=weak) for use, weak in zip(self.graph.outputs, self.weak, strict=True)
+        ]
+        avals = [
+            x._aval if kind == "value" else computed[x] if kind == "computed" else inputs[x] for kind, x in self.sources
+        ]
+        return tree_util.tree_unflatten(self.tree, avals)
 
     @property
     def captured(self) -> tuple[tuple[Step, int], ...]:
@@ -104,9 +120,16 @@ def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], val
             of(leaf(stored, replace(graph.aval(use), weak=weak)))
             for stored, use, weak in zip(results, graph.outputs, traced.weak, strict=True)
         ]
-    found = {"argument": arrays, "computed": computed}
-    leaves = [x if kind == "value" else found[kind][x] for kind, x in traced.sources]
+    leaves = [
+        x if kind == "value" else computed[x] if kind == "computed" else _kept(arrays[x]) for kind, x in traced.sources
+    ]
     return tree_util.tree_unflatten(traced.tree, leaves)
+
+
+def _kept(argument: Array) -> Array:
+    """An argument that is returned: a NumPy value that its owner may still change is copied."""
+    value = argument._step.values[argument._result]
+    return asarray(value) if isinstance(value, np.ndarray) and value.flags.writeable else argument
 
 
 def _give_up(

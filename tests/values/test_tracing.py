@@ -170,6 +170,22 @@ def test_lower_takes_shapes_alone():
     assert "a: f16[4,5]" in lowered.as_text()
 
 
+def test_what_a_result_will_be():
+    info = wa.jit(lambda x: {"a": x, "b": x.T.astype(np.float16), "c": 3}).lower(ONES).out_info
+    assert {name: (aval.shape, aval.dtype) for name, aval in info.items()} == {
+        "a": ((2, 3), np.float32),
+        "b": ((3, 2), np.float16),
+        "c": ((), np.int32),
+    }
+
+
+def test_a_returned_numpy_argument_is_a_copy():
+    given = ONES.copy()
+    result = wa.jit(lambda x: x)(given)
+    given[:] = 7
+    np.testing.assert_array_equal(result, ONES)
+
+
 def test_a_failed_trace_leaves_nothing_behind():
     def fails(x: Any) -> Any:
         raise KeyError("mine")
