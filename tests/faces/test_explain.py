@@ -50,11 +50,14 @@ def test_the_json_says_what_runs(tmp_path: Path) -> None:
     assert all(one["reason"] for one in found["passed"])
 
 
-def test_the_shader_is_printed_alone(tmp_path: Path) -> None:
-    done = wgattn("explain", "--wgsl", "--q", "1,64,4,32", "--profile", profile_file(tmp_path), **NO_ADAPTER)
+@pytest.mark.parametrize("q", ["1,64,4,32", "1,1,4,32"])
+def test_every_shader_that_runs_is_printed(tmp_path: Path, q: str) -> None:
+    call = ("explain", "--q", q, "--keys", "4096", "--profile", profile_file(tmp_path))
+    done = wgattn(*call, "--wgsl", **NO_ADAPTER)
     assert done.returncode == 0, done.stderr
-    assert "@compute" in done.stdout
-    assert "because" not in done.stdout.split("\n")[0]
+    shaders = {launch["shader"] for launch in here(*call, "--json")["launches"]}
+    assert {line[3:] for line in done.stdout.splitlines() if line.startswith("// ")} >= shaders
+    assert done.stdout.count("@compute") == len(shaders)
 
 
 def test_a_named_family_is_the_one_that_serves(tmp_path: Path) -> None:

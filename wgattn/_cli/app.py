@@ -88,7 +88,7 @@ def explain(
     key_lengths: KeyLengths = False,
     residual: Residual = False,
     implementation: Implementation = None,
-    wgsl: Annotated[bool, typer.Option("--wgsl", help="Print the shader.")] = False,
+    wgsl: Annotated[bool, typer.Option("--wgsl", help="Print every shader that runs.")] = False,
     profile: Annotated[
         Path | None, typer.Option("--profile", help="Another machine's `wgattn info --json`: no adapter is needed.")
     ] = None,

@@ -32,7 +32,7 @@ def explain(workload: Workload, profile: Path | None, wgsl: bool, as_json: bool)
     if as_json:
         show.as_json(as_values(found, wgsl))
     elif wgsl:
-        show.verbatim(found.shaders[found.variant.name])
+        show.verbatim("\n\n".join(f"// {name}\n{source.strip()}" for name, source in found.shaders.items()))
     else:
         show.lines(as_lines(found))
 
