@@ -26,7 +26,7 @@ class Array:
     """An immutable array of `shape` and `dtype`. Made by `wgattn.asarray` and by calls on Arrays, never directly.
 
     Lazy: a call records what is to be computed and checks shapes and dtypes. The device works when a value is needed:
-    `np.asarray(x)`, `x.block_until_ready()`, `float(x)`, `print(x)`. It then runs all that x needs in one submit.
+    `np.asarray(x)`, `x.block_until_ready()`, `float(x)`. It then runs all that x needs in one submit.
     A chain of 512 recorded operations is run at once, where there is a device.
 
     Example:
@@ -40,8 +40,6 @@ class Array:
 
     def __init__(self, *_: object, **__: object) -> None:
         raise TypeError("wgattn.Array is not called: make one with wgattn.asarray(x)")
-
-    # What is known without a value.
 
     @property
     def shape(self) -> tuple[int, ...]:
