@@ -1,0 +1,188 @@
+"""The launches of one backward call, whichever family sweeps: statistics, sweeps over boxes, sums finished to gradients."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from wgattn._errors import UnsupportedError
+from wgattn._kernels.attention.backward import rows, sums
+from wgattn._kernels.attention.backward.problem import GradientProblem, sweep_call, turned_rows
+from wgattn._kernels.attention.backward.statistics import delta, empty_rows, far_rows
+from wgattn._kernels.attention.backward.work import Work, gather, launch
+from wgattn._kernels.attention.boxes import Box, Span, binds, cut_to_limits, whole
+from wgattn._kernels.attention.problem import Call
+from wgattn._kernels.kernel import Bytes, Copy, CopyToTexture, Launch, Operand, Plan, Scratch, Texture, Variant
+from wgattn._runtime.profile import DeviceProfile, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A family's kernel that passes over keys (by query) or over query rows (by key and value), and its workgroups for a box."""
+
+    variant: Variant
+    workgroups: Callable[[Box], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeps:
+    """A family's two sweeps, and how many keys and query rows one invocation may pass; None: any number."""
+
+    by_query: Sweep
+    by_key_value: Sweep
+    max_keys: int | None = None
+    max_rows: int | None = None
+
+
+def plan_gradient(
+    problem: GradientProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile, sweeps: Sweeps
+) -> Plan:
+    """The plan of a backward call.
+
+    Operands are the forward's (query key value out bias mask and the small run-time arrays), residual (float32, B0 B1 T N), grad_out, and the
+    wanted results: grad_query grad_key grad_value laid out as their operands with every batch entry, grad_bias with size 1 on the axes that are
+    summed over, grad_sinks (N,), grad_scale of one number or one a batch entry; these three contiguous.
+    """
+    rope, limits = call.rope, profile.limits
+    swept = {**operands, "query": operands["query"], "key": operands["key"]}
+    if rope is not None:
+        swept |= {name: turned_rows(operands[name]) for name in ("query", "key")}
+    gathered, statistics_at = gather(problem.sweep, operands)
+    if sum(scratch.nbytes for scratch in gathered.scratch.values()) > limits.binding_bytes:
+        raise UnsupportedError(
+            f"the statistics of all query rows take more than the {limits.binding_bytes:,} bytes that this device binds "
+            f"at once; call with a part of the batch or heads at a time"
+        )
+    work = Work(problem, sweep_call(call, operands["query"].shape[4]), swept, gathered, statistics_at, limits)
+    boxes, key_spans = _boxes(work, sweeps, limits)
+    everything = whole(swept)
+    steps: list[Launch | Copy | CopyToTexture] = list(gathered.steps)
+    scratch: dict[str, Scratch | Texture] = dict(gathered.scratch)
+
+    if rope is not None:
+        for name in ("query", "key"):
+            last = turned_rows(operands[name])
+            scratch[rows.turned_name(name)] = Scratch(-(-last.extent()[1] // 4) * 16)
+        for box in boxes:
+            steps.append(rows.turn(work, box, "query", operands["query"], rope))
+        for box in _first_rows(boxes):
+            steps += [rows.turn(work, replace(box, s=span), "key", operands["key"], rope) for span in key_spans]
+    for box in boxes:
+        steps.append(delta(work, box))
+        if problem.sweep.bias is not None:
+            steps += [far_rows(work, box)]
+    wanted = problem.wanted
+    if "query" in wanted or "scale" in wanted:
+        steps += _by_query(work, sweeps.by_query, boxes, key_spans, scratch, call)
+    if "key" in wanted or "value" in wanted:
+        steps += _by_key_value(work, sweeps, boxes, key_spans, scratch, call)
+    if "bias" in wanted:
+        parts = tuple(replace(box, s=span) for box in boxes for span in key_spans)
+        bias = sums.BiasSums(work, limits.loop_turns, parts)
+        steps += [bias.add(part) for part in parts]
+        if not bias.direct:
+            scratch["bias_parts"] = Scratch(bias.nbytes)
+            steps.append(bias.finish())
+    if "sinks" in wanted:
+        steps.append(sums.sinks(work, everything))
+    return Plan(tuple(steps), scratch)
+
+
+def _by_query(
+    work: Work,
+    sweep: Sweep,
+    boxes: tuple[Box, ...],
+    key_spans: tuple[Span, ...],
+    scratch: dict[str, Scratch | Texture],
+    call: Call,
+) -> list[Launch | Copy | CopyToTexture]:
+    """grad_query, a box of rows after another, and grad_scale from the same sums."""
+    wanted, problem = work.problem.wanted, work.problem.sweep
+    steps: list[Launch | Copy | CopyToTexture] = []
+    for place, box in enumerate(boxes):
+        _grow(scratch, "query_sums", box.batch * box.size("t") * box.size("n") * problem.head_dim * 4)
+        for turn, span in enumerate(key_spans):
+            here = replace(box, s=span)
+            resources = {"sums": Bytes("query_sums")}
+            count = sweep.workgroups(here)
+            steps.append(launch(work, sweep.variant, problem, here, count, resources, add=int(turn > 0)))
+        if "query" in wanted:
+            steps.append(rows.finish(work, box, "query", call.rope, work.operands["grad_query"], mean=False))
+        if "scale" in wanted:
+            steps.append(sums.scale_part(work, box, place))
+    if "scale" in wanted:
+        scratch["scale_parts"] = Scratch(sums.scale_bytes(work, len(boxes)))
+        steps.append(sums.scale(work, len(boxes)))
+    return steps
+
+
+def _by_key_value(
+    work: Work,
+    sweeps: Sweeps,
+    boxes: tuple[Box, ...],
+    key_spans: tuple[Span, ...],
+    scratch: dict[str, Scratch | Texture],
+    call: Call,
+) -> list[Launch | Copy | CopyToTexture]:
+    """grad_key and grad_value, a range of keys after another, each over all query rows."""
+    wanted, problem, forward = work.problem.wanted, work.problem.sweep, work.problem.forward
+    mean = "value" in wanted and forward.empty_rows and not forward.sinks
+    steps: list[Launch | Copy | CopyToTexture] = []
+    for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n)):
+        parts = [short for box in same for short in _short(box, sweeps.max_rows)]
+        heads = parts[0].size("n") // work.group
+        if mean:
+            _grow(scratch, "mean", parts[0].batch * heads * problem.value_dim * 4)
+            steps += [empty_rows(work, box, turn > 0) for turn, box in enumerate(parts)]
+        for span in key_spans:
+            row = (problem.head_dim + problem.value_dim) * 4
+            _grow(scratch, "key_value_sums", parts[0].batch * heads * (span[1] - span[0]) * row)
+            for turn, box in enumerate(parts):
+                here = replace(box, s=span)
+                count = sweeps.by_key_value.workgroups(here)
+                resources = {"sums": Bytes("key_value_sums")}
+                variant = sweeps.by_key_value.variant
+                steps.append(launch(work, variant, problem, here, count, resources, add=int(turn > 0)))
+            here = replace(parts[0], s=span)
+            for name in ("key", "value"):
+                if name in wanted:
+                    result = work.operands[f"grad_{name}"]
+                    steps.append(rows.finish(work, here, name, call.rope, result, mean and name == "value"))
+    return steps
+
+
+def _boxes(work: Work, sweeps: Sweeps, limits: Limits) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
+    """Boxes of rows of whole groups, and ranges of keys, whose operands, gradients and sums can be bound."""
+    sweep, operands = work.problem.sweep, work.operands
+    saved = operands["out"]
+    given = {"out": max(saved, operands["grad_out"], key=lambda each: each.extent()[1] * each.itemsize)}
+    given |= {name: operands[name] for name in ("query", "key", "value", "bias", "mask") if name in operands}
+    widths = {
+        "query": sweep.head_dim,
+        "out": sweep.value_dim,
+        "key": sweep.head_dim + sweep.value_dim,
+        "value": sweep.value_dim,
+    }
+
+    def fits(name: str, part: Operand) -> bool:
+        rows_of_part = 1
+        for size in part.shape[:4]:
+            rows_of_part *= size
+        return binds(part, limits) and rows_of_part * widths.get(name, 0) * 4 <= limits.binding_bytes
+
+    return cut_to_limits(given, limits, max_keys=sweeps.max_keys, whole_groups=True, fits=fits)
+
+
+def _first_rows(boxes: tuple[Box, ...]) -> list[Box]:
+    """One box of each batch range and heads: keys are the same for all rows."""
+    return [next(same) for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n))]
+
+
+def _short(box: Box, max_rows: int | None) -> list[Box]:
+    step = box.size("t") if max_rows is None else max_rows
+    first, end = box.t
+    return [replace(box, t=(start, min(start + step, end))) for start in range(first, end, step)]
+
+
+def _grow(scratch: dict[str, Scratch | Texture], name: str, nbytes: int) -> None:
+    held = scratch.get(name)
+    scratch[name] = Scratch(max(nbytes, held.nbytes if isinstance(held, Scratch) else 0))

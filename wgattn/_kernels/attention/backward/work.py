@@ -1,0 +1,171 @@
+"""What the launches of one backward call share, and how one of them is made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from wgattn._kernels.attention.backward.problem import GradientProblem
+from wgattn._kernels.attention.boxes import Box, cut
+from wgattn._kernels.attention.inputs import (
+    Rows,
+    constants,
+    parameters,
+    resources_and_values,
+    row_names,
+    source_names,
+)
+from wgattn._kernels.attention.problem import EVERY_KEY, AttentionProblem, Call, KeyRange
+from wgattn._kernels.kernel import (
+    Binding,
+    Bytes,
+    Copy,
+    Launch,
+    Operand,
+    Scalar,
+    Scratch,
+    Variant,
+    bound_bytes,
+    fold_workgroups,
+    storage_element,
+)
+from wgattn._runtime.profile import Limits
+
+WORKGROUP = 64
+GRAD_OUT: tuple[tuple[str, Scalar], ...] = tuple((f"grad_out_{axis}", "u32") for axis in ("at", "b0", "b1", "t", "n"))
+ADDING: tuple[tuple[str, Scalar], ...] = (("statistics_at", "u32"), ("add", "u32"))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A backward call: its sweeps' problem, call and operands (query and key rotated), its small arrays, the device's limits."""
+
+    problem: GradientProblem
+    call: Call
+    operands: Mapping[str, Operand]
+    rows: Rows
+    statistics_at: int
+    limits: Limits
+
+    @property
+    def group(self) -> int:
+        return self.operands["query"].shape[3] // self.operands["key"].shape[3]
+
+
+def statistics_words(sweep: AttentionProblem) -> int:
+    """Numbers a row: the residual, delta, and beside a bias the residual's rest."""
+    return 2 if sweep.bias is None else 3
+
+
+def gather(sweep: AttentionProblem, operands: Mapping[str, Operand]) -> tuple[Rows, int]:
+    """The small run-time arrays one after another in the buffer `rows`, and where every row's statistics follow them."""
+    b0, b1, queries, heads, _ = operands["query"].shape
+    batch, at = b0 * b1, 0
+    places: dict[str, tuple[int, int]] = {}
+    steps = []
+    for name in row_names(sweep, source_names(sweep)):
+        operand = operands[name]
+        count = 1
+        for size in operand.shape:
+            count *= size
+        per_entry = count if name == "sinks" or not operand.shape else count // operand.shape[0]
+        each = name != "sinks" and bool(operand.shape) and operand.shape[0] == batch and batch > 1
+        places[name] = (at, per_entry if each else 0)
+        steps.append(Copy(Bytes(name, 4 * operand.offset, 4 * count), "rows", 4 * at))
+        at += count
+    words = at + batch * queries * heads * statistics_words(sweep)
+    return Rows(places, Bytes("rows"), tuple(steps), {"rows": Scratch(4 * words)}), at
+
+
+def sweep_bindings(sweep: AttentionProblem, *own: Binding) -> tuple[Binding, ...]:
+    """What a kernel that scores queries against keys binds, at most eight with its own."""
+    found = [
+        Binding("query", "read", storage_element(sweep.query_dtype, "query" in sweep.vectors)),
+        Binding("key", "read", storage_element(sweep.key_dtype, "key" in sweep.vectors)),
+        Binding("value", "read", storage_element(sweep.value_dtype, "value" in sweep.vectors)),
+        grad_out_binding(sweep),
+        Binding("rows", "read", "u32"),
+    ]
+    if sweep.bias is not None:
+        found.append(Binding("bias", "read", "u32"))
+    if sweep.mask:
+        found.append(Binding("mask", "read", "u32"))
+    return (*found, *own)
+
+
+def grad_out_binding(sweep: AttentionProblem) -> Binding:
+    return Binding("grad_out", "read", storage_element(sweep.out_dtype, "grad_out" in sweep.vectors))
+
+
+def shader(
+    family: str,
+    name: str,
+    template: str,
+    problem: AttentionProblem,
+    bound: tuple[Binding, ...],
+    fields: tuple[tuple[str, Scalar], ...] = (),
+    own: tuple[tuple[str, object], ...] = (),
+    unbuffered: tuple[str, ...] = ("out",),
+    workgroup_bytes: int = 0,
+    natural: bool | None = None,
+) -> Variant:
+    """A variant of a backward kernel. `fields` and `own` are its parameters and constants beside the shared ones."""
+    given = dict(constants(problem, False, unbuffered))
+    if natural is not None:
+        given["NATURAL"] = natural
+    given |= {
+        "BOUND": tuple(binding.name for binding in bound),
+        "STATISTICS": 3 if given["NATURAL"] else 2,
+        "WORKGROUP": WORKGROUP,
+    }
+    return Variant(
+        family=family,
+        name=name,
+        template=f"attention/backward/{template}.wgsl",
+        constants=tuple((given | dict(own)).items()),
+        bindings=bound,
+        parameters=parameters(problem, unbuffered, fields),
+        workgroup_bytes=workgroup_bytes,
+    )
+
+
+def launch(
+    work: Work,
+    variant: Variant,
+    problem: AttentionProblem,
+    box: Box,
+    workgroups: int,
+    resources: Mapping[str, Bytes] | None = None,
+    scale: float | None = None,
+    **own: float,
+) -> Launch:
+    """A dispatch of `variant` over a box: shared values by name, `own` beside them, buffers by their own name unless given."""
+    call = work.call
+    if problem.keys == KeyRange():
+        call = Call(EVERY_KEY, call.scale, call.softcap)
+    found, values = resources_and_values(
+        problem, call, work.operands, box, work.rows, work.limits.offset_alignment, ("out",)
+    )
+    part = cut("out", work.operands["grad_out"], box, work.group)
+    found["grad_out"], values["grad_out_at"] = bound_bytes(part, "grad_out", work.limits.offset_alignment)
+    for axis, stride in zip(("b0", "b1", "t", "n"), part.strides, strict=False):
+        values[f"grad_out_{axis}"] = stride % 2**32
+    values |= {"parts": 1, "part_first": 0, "part_keys": 0, "add": 0, "statistics_at": work.statistics_at}
+    if scale is not None:
+        values["scale"] = scale
+    values |= own
+    if work.problem.forward.rope is not None:  # the sweeps read the rotated copies
+        for name in ("query", "key"):
+            held = found[name]
+            assert isinstance(held, Bytes)
+            found[name] = replace(held, name=f"{name}_turned")
+    found |= resources or {}
+    names = [name for name, _ in variant.parameters.fields]
+    return Launch(
+        variant,
+        {binding.name: found.get(binding.name, Bytes(binding.name)) for binding in variant.bindings},
+        variant.parameters.pack(**{name: values[name] for name in names}),
+        fold_workgroups(workgroups, work.limits.workgroups_per_dimension),
+    )
+
+
+def sums_binding() -> Binding:
+    return Binding("sums", "write", "vec4<f32>")

@@ -1,0 +1,47 @@
+{% include "shared/prelude.wgsl" %}
+{% include "attention/hooks.wgsl" %}
+{% include "attention/backward/gradients.wgsl" %}
+
+// Sinks: a workgroup owns a head, and adds up -exp(sink - residual) · delta over all its rows.
+
+// WORKGROUP · 4 bytes
+var<workgroup> shares: array<f32, WORKGROUP>;
+
+@compute @workgroup_size(WORKGROUP)
+fn grad_sinks_of_heads(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) workgroups: vec3u,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let n = folded_index(workgroup, workgroups);
+    if (n >= parameters.N) {
+        return;
+    }
+%% if NATURAL
+    let sink = bitcast<f32>(rows[parameters.sinks_at + n]);
+%% else
+    let sink = bitcast<f32>(rows[parameters.sinks_at + n]) * LOG2_E;
+%% endif
+    var sum = 0.0;
+    for (var i = thread; i < parameters.batch * parameters.T; i += WORKGROUP) {
+        let row = statistics_of(i / parameters.T, i % parameters.T, n);
+        // Rows that keep no key, and those past the query length, have no delta.
+        if (row.delta != 0.0) {
+%% if NATURAL
+            sum -= exp2(((sink - row.top) - row.rest) * LOG2_E) * row.delta;
+%% else
+            sum -= decay(sink, row.top) * row.delta;
+%% endif
+        }
+    }
+    shares[thread] = sum;
+    for (var half = WORKGROUP / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (thread < half) {
+            shares[thread] += shares[thread + half];
+        }
+    }
+    if (thread == 0u) {
+        grad_sinks[parameters.result_at + n] = shares[0];
+    }
+}

@@ -1,0 +1,94 @@
+{% include "shared/prelude.wgsl" %}
+{% include "attention/hooks.wgsl" %}
+{% include "attention/backward/gradients.wgsl" %}
+
+// Plain, by key and value: a workgroup owns one key of one key/value head, and passes over the rows of all heads of its group that may keep it.
+// Scores: a thread a row. Sums: a thread a vec4 of head_dim and one of value_dim.
+
+// WORKGROUP · 4 bytes
+var<workgroup> by_score: array<f32, WORKGROUP>;
+// WORKGROUP · 4 bytes
+var<workgroup> weights: array<f32, WORKGROUP>;
+
+@compute @workgroup_size(WORKGROUP)
+fn plain_key_value(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) workgroups: vec3u,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    var index = folded_index(workgroup, workgroups);
+    let row = index;
+    let heads = parameters.N / parameters.G;
+    let k = index % heads;
+    index /= heads;
+    let keys = parameters.key_end - parameters.key_first;
+    let s = parameters.key_first + index % keys;
+    let b = index / keys;
+    if (b >= parameters.batch) {
+        return;
+    }
+
+    let of_key = key_row(b, s - parameters.key_first, k);
+    let of_value = value_row(b, s - parameters.key_first, k);
+    let asked = query_rows(b, s, s + 1u);
+    // Items are rows with their heads: item i is head i % G of row asked.x + i / G.
+    let items = (asked.y - asked.x) * parameters.G;
+    var key_total: array<vec4f, HEAD_COLUMNS>;
+    var value_total: array<vec4f, VALUE_COLUMNS>;
+    for (var tile = 0u; tile < items; tile += WORKGROUP) {
+        var share = Share(0.0, 0.0, 0.0);
+        if (tile + thread < items) {
+            let t = asked.x + (tile + thread) / parameters.G;
+            let n = k * parameters.G + (tile + thread) % parameters.G;
+            let of_query = query_row(b, t, n);
+            let of_grad = grad_out_row(b, t, n);
+            var product = vec4f();
+            for (var chunk = 0u; chunk < HEAD_DIM / 4u; chunk++) {
+                product += load_query(of_query, chunk) * load_key(of_key, chunk);
+            }
+            var by_weight = vec4f();
+            for (var chunk = 0u; chunk < VALUE_DIM / 4u; chunk++) {
+                by_weight += load_grad_out(of_grad, chunk) * load_value(of_value, chunk);
+            }
+            share = share_of(sum_of(product), sum_of(by_weight), b, n, t, s, kept_keys(b, t), statistics_of(b, t, n));
+        }
+        by_score[thread] = share.score;
+        weights[thread] = share.weight;
+        workgroupBarrier();
+        for (var j = 0u; j < min(WORKGROUP, items - tile); j++) {
+            let factor = by_score[j];
+            let weight_of_row = weights[j];
+            if (factor != 0.0 || weight_of_row != 0.0) {
+                let t = asked.x + (tile + j) / parameters.G;
+                let n = k * parameters.G + (tile + j) % parameters.G;
+                let of_query = query_row(b, t, n);
+                for (var i = 0u; i < HEAD_COLUMNS; i++) {
+                    key_total[i] += factor * load_query(of_query, min(thread + i * WORKGROUP, HEAD_DIM / 4u - 1u));
+                }
+                let of_grad = grad_out_row(b, t, n);
+                for (var i = 0u; i < VALUE_COLUMNS; i++) {
+                    value_total[i] += weight_of_row * load_grad_out(of_grad, min(thread + i * WORKGROUP, VALUE_DIM / 4u - 1u));
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+    // A row of sums holds the key's part, then the value's.
+    let at = row * (HEAD_DIM / 4u + VALUE_DIM / 4u);
+    for (var i = 0u; i < HEAD_COLUMNS; i++) {
+        let chunk = thread + i * WORKGROUP;
+        if (chunk < HEAD_DIM / 4u) {
+            add_sum(at + chunk, key_total[i]);
+        }
+    }
+    for (var i = 0u; i < VALUE_COLUMNS; i++) {
+        let chunk = thread + i * WORKGROUP;
+        if (chunk < VALUE_DIM / 4u) {
+            add_sum(at + HEAD_DIM / 4u + chunk, value_total[i]);
+        }
+    }
+}
+
+fn sum_of(four: vec4f) -> f32 {
+    return (four.x + four.y) + (four.z + four.w);
+}

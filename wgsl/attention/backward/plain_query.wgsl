@@ -1,0 +1,73 @@
+{% include "shared/prelude.wgsl" %}
+{% include "attention/hooks.wgsl" %}
+{% include "attention/backward/gradients.wgsl" %}
+
+// Plain, by query: a workgroup owns one query row of one head. Scores: a thread a key. Sums: a thread a vec4 of head_dim, unscaled.
+
+// WORKGROUP · 4 bytes
+var<workgroup> by_score: array<f32, WORKGROUP>;
+
+@compute @workgroup_size(WORKGROUP)
+fn plain_query(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) workgroups: vec3u,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    var index = folded_index(workgroup, workgroups);
+    let row = index;
+    let n = index % parameters.N;
+    index /= parameters.N;
+    let t = index % parameters.T;
+    let b = index / parameters.T;
+    if (b >= parameters.batch) {
+        return;
+    }
+
+    let k = key_head(n);
+    let of_query = query_row(b, t, n);
+    let of_grad = grad_out_row(b, t, n);
+    let kept = kept_keys(b, t);
+    let keys = block_keys(b, t, t, parameters.key_first, parameters.key_end);
+    let own = statistics_of(b, t, n);
+    var total: array<vec4f, HEAD_COLUMNS>;
+    for (var tile = keys.x; tile < keys.y; tile += WORKGROUP) {
+        let s = tile + thread;
+        var share = 0.0;
+        if (s < keys.y) {
+            let of_key = key_row(b, s - parameters.key_first, k);
+            let of_value = value_row(b, s - parameters.key_first, k);
+            var product = vec4f();
+            for (var chunk = 0u; chunk < HEAD_DIM / 4u; chunk++) {
+                product += load_query(of_query, chunk) * load_key(of_key, chunk);
+            }
+            var by_weight = vec4f();
+            for (var chunk = 0u; chunk < VALUE_DIM / 4u; chunk++) {
+                by_weight += load_grad_out(of_grad, chunk) * load_value(of_value, chunk);
+            }
+            share = share_of(sum_of(product), sum_of(by_weight), b, n, t, s, kept, own).score;
+        }
+        by_score[thread] = share;
+        workgroupBarrier();
+        for (var j = 0u; j < min(WORKGROUP, keys.y - tile); j++) {
+            let factor = by_score[j];
+            // A key that adds nothing is not read, so nothing of it can reach the row.
+            if (factor != 0.0) {
+                let of_key = key_row(b, tile + j - parameters.key_first, k);
+                for (var i = 0u; i < HEAD_COLUMNS; i++) {
+                    total[i] += factor * load_key(of_key, min(thread + i * WORKGROUP, HEAD_DIM / 4u - 1u));
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+    for (var i = 0u; i < HEAD_COLUMNS; i++) {
+        let chunk = thread + i * WORKGROUP;
+        if (chunk < HEAD_DIM / 4u) {
+            add_sum(row * (HEAD_DIM / 4u) + chunk, total[i]);
+        }
+    }
+}
+
+fn sum_of(four: vec4f) -> f32 {
+    return (four.x + four.y) + (four.z + four.w);
+}
