@@ -99,16 +99,16 @@ def parameters(
     problem: AttentionProblem, unbuffered: tuple[str, ...] = (), extra: tuple[tuple[str, Scalar], ...] = ()
 ) -> Parameters:
     """The parameter struct: sizes, the box, strides of what is there, scalars, bounds, places in `rows`, then a family's own."""
-    fields: list[tuple[str, Scalar]] = [
-        (name, "u32")
-        for name in ("batch", "T", "T_all", "S", "N", "N_all", "G", "H", "Hv", "B1", "B1_all", "b0_first", "b1_first", "n_first", "k_first", "t_first", "key_first", "key_end", "parts", "part_first", "part_keys")
-    ]  # fmt: skip
+    fields = _words(
+        "batch", "T", "T_all", "S", "N", "N_all", "G", "H", "Hv", "B1", "B1_all", "b0_first", "b1_first", "n_first",
+        "k_first", "t_first", "key_first", "key_end", "parts", "part_first", "part_keys",
+    )  # fmt: skip
     for name, axes in _AXES.items():
         if name not in unbuffered:
-            fields += [(f"{name}_{field}", "u32") for field in ("at", "b0", "b1", *axes)]
+            fields += _words(*(f"{name}_{field}" for field in ("at", "b0", "b1", *axes)))
     for name, there in (("bias", problem.bias is not None), ("mask", problem.mask)):
         if there:
-            fields += [(f"{name}_{field}", "u32") for field in ("at", "b0", "b1", "n", "t", "s")]
+            fields += _words(*(f"{name}_{field}" for field in ("at", "b0", "b1", "n", "t", "s")))
     fields.append(("scale", "f32"))
     if problem.softcap:
         fields.append(("softcap", "f32"))
@@ -117,8 +117,12 @@ def parameters(
     for clause_index, clause in enumerate(problem.keys.clauses):
         fields += [(f"bound_{clause_index}_{i}", "i32") for i in range(len(clause))]
     for name in row_names(problem, source_names(problem)):
-        fields += [(f"{name}_at", "u32"), (f"{name}_step", "u32")]
+        fields += _words(f"{name}_at", f"{name}_step")
     return Parameters((*fields, *extra))
+
+
+def _words(*names: str) -> list[tuple[str, Scalar]]:
+    return [(name, "u32") for name in names]
 
 
 def constants(
