@@ -66,20 +66,22 @@ def cut_to_limits(
     limits: Limits,
     max_keys: int | None = None,
     partial_row_bytes: int = 0,
+    splits: int = 1,
     whole_groups: bool = False,
     fits: Fits | None = None,
 ) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
     """Boxes of rows (each over all keys) and ranges of keys, by halving, so that every operand can be bound.
 
-    `partial_row_bytes` are the bytes of partial sums a range of keys, query row and head; `whole_groups` keeps the query heads of a key/value head
-    in one box; `fits` says whether a part of an operand can be given to the kernel, if not by what can be bound. Raises UnsupportedError where no box
-    is small enough.
+    `partial_row_bytes` are the bytes of partial sums a part of the keys, query row and head; they are written where there
+    is more than one part, each range of keys being `splits` of them. `whole_groups` keeps the query heads of a key/value
+    head in one box; `fits` says whether a part of an operand can be given to the kernel, if not by what can be bound.
+    Raises UnsupportedError where no box is small enough.
     """
     all_of = whole(operands)
     group = operands["query"].shape[3] // operands["key"].shape[3]
     step = replace(all_of, s=(0, min(all_of.s[1], max_keys or all_of.s[1])))
     can = fits or (lambda name, part: binds(part, limits))
-    while (name := _too_large(operands, step, group, limits, partial_row_bytes, all_of.s[1], can)) is not None:
+    while (name := _too_large(operands, step, group, limits, partial_row_bytes, splits, all_of.s[1], can)) is not None:
         axis = _longest_axis(
             operands.get(name), _AXES.get(name, ("b0", "b1", "n", "t")), step, group, group if whole_groups else 1
         )
@@ -107,17 +109,21 @@ def binds(operand: Operand, limits: Limits) -> bool:
 
 
 def _too_large(
-    operands: Mapping[str, Operand], box: Box, group: int, limits: Limits, partial_row_bytes: int, keys: int, fits: Fits
+    operands: Mapping[str, Operand],
+    box: Box,
+    group: int,
+    limits: Limits,
+    partial_row_bytes: int,
+    splits: int,
+    keys: int,
+    fits: Fits,
 ) -> str | None:
     for name in operands.keys() & _AXES.keys():
         if not fits(name, cut(name, operands[name], box, group)):
             return name
-    parts = -(-keys // box.size("s"))
-    if parts > 1 or partial_row_bytes:
-        rows = box.batch * box.size("n") * box.size("t")
-        if parts * rows * partial_row_bytes > limits.binding_bytes:
-            return "partial"
-    return None
+    parts = -(-keys // box.size("s")) * splits
+    rows = box.batch * box.size("n") * box.size("t")
+    return "partial" if parts > 1 and parts * rows * partial_row_bytes > limits.binding_bytes else None
 
 
 def _longest_axis(operand: Operand | None, letters: tuple[str, ...], box: Box, group: int, heads: int) -> str | None:

@@ -51,12 +51,12 @@ def plan_buffers(
     """
     limits = profile.limits
     splits = splits_of(whole(operands))
-    row_bytes = merge.row_bytes(problem) * splits
     boxes, key_spans = cut_to_limits(
         operands,
         limits,
         max_keys=None if max_keys is None else max_keys * splits,
-        partial_row_bytes=row_bytes if splits > 1 or max_keys else 0,
+        partial_row_bytes=merge.row_bytes(problem),
+        splits=splits,
         whole_groups=whole_groups,
         fits=None if textures is None else textures.fits,
     )

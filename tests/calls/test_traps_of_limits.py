@@ -1,0 +1,96 @@
+"""Calls above a device's limits, planned without a device: cut to what can be bound, or refused; nothing ever wraps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wgattn
+from wgattn import UnsupportedError, nn
+from wgattn._run import fused
+from wgattn._runtime.profile import DeviceProfile, Limits
+from wgattn._runtime.program import BufferSlot, CopyBuffer, Dispatch, Program, Range
+from wgattn._schedule import compile
+
+MINIMUM = DeviceProfile()
+LARGE = DeviceProfile(
+    "large", kind="discrete", limits=Limits(buffer_bytes=1 << 40, binding_bytes=(1 << 31) - 4, workgroup_bytes=49152)
+)
+CPU = DeviceProfile("cpu", kind="cpu", subgroups=True, subgroup_size=8, limits=Limits(buffer_bytes=1 << 32))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What `lower` needs of an argument."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def planned(attend: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: Any, profile: DeviceProfile) -> Program:
+    lowered = wgattn.jit(attend).lower(*(Shape(shape, np.dtype(dtype)) for shape in shapes))
+    return compile(fused(lowered._traced.graph_for(lowered._layouts)), profile).program
+
+
+def check_limits(program: Program, profile: DeviceProfile) -> None:
+    """Every range lies in its buffer and can be bound, and every grid can be dispatched."""
+    limits = profile.limits
+    assert any(isinstance(command, Dispatch) for command in program.commands)
+    for command in program.commands:
+        resources = command.resources if isinstance(command, Dispatch) else ()
+        ranges = [command.source] if isinstance(command, CopyBuffer) else [r for r in resources if isinstance(r, Range)]
+        for one in ranges:
+            slot = program.slots[one.slot]
+            assert isinstance(slot, BufferSlot)
+            assert 0 <= one.offset <= one.offset + one.nbytes <= slot.nbytes
+        if isinstance(command, Dispatch):
+            assert all(one.nbytes <= limits.binding_bytes for one in ranges), command.label
+            assert max(command.workgroups) <= limits.workgroups_per_dimension
+            assert len(ranges) <= limits.storage_buffers
+
+
+def of_fused_projection(x: Any) -> Any:
+    return nn.dot_product_attention(x[:, :, :56], x[:, :, 56:112], x[:, :, 112:], is_causal=True)
+
+
+def biased(query: Any, key: Any, bias: Any) -> Any:
+    return nn.dot_product_attention(query, key, key, bias)
+
+
+def plain(query: Any, key: Any) -> Any:
+    return nn.dot_product_attention(query, key, key)
+
+
+CALLS = {
+    # https://github.com/alexzhang13/flashattention2-custom-mask/issues/2: 3.8e9 elements of bias
+    "g4": (biased, [(8, 4096, 28, 64), (8, 4096, 28, 64), (8, 28, 4096, 4096)], np.float16, (MINIMUM, LARGE, CPU)),
+    # https://github.com/thu-ml/SageAttention/issues/386: 2.1e9 elements in one strided view
+    "g5": (of_fused_projection, [(1, 99_866, 168, 128)], np.float16, (LARGE, CPU)),
+    # https://github.com/Dao-AILab/flash-attention/pull/1500
+    "g7": (plain, [(15_000, 64, 8, 64), (15_000, 64, 8, 64)], np.float16, (MINIMUM, LARGE)),
+    # https://github.com/gpuweb/gpuweb/pull/1163 and https://github.com/gfx-rs/wgpu/issues/8105: keys of 2.4 GB
+    "g9": (plain, [(1, 8, 1, 64), (1, 9_500_000, 1, 64)], np.float32, (MINIMUM, LARGE, CPU)),
+    "k5": (plain, [(64, 1, 64, 128), (64, 40_000, 8, 128)], np.float16, (MINIMUM, LARGE, CPU)),
+    # https://github.com/ggml-org/llama.cpp/pull/19965
+    "g1": (plain, [(4, 700_000, 2, 16), (4, 3, 2, 16)], np.float32, (MINIMUM, LARGE, CPU)),
+}
+
+
+@pytest.mark.parametrize(
+    ("trap", "profile"),
+    [(trap, profile) for trap, (*_, profiles) in CALLS.items() for profile in profiles],
+    ids=lambda given: given if isinstance(given, str) else given.name,
+)
+def test_large_calls_stay_within_the_limits(trap: str, profile: DeviceProfile):
+    attend, shapes, dtype, _ = CALLS[trap]
+    check_limits(planned(attend, shapes, dtype, profile), profile)
+
+
+def test_g5_a_row_that_cannot_be_bound_is_refused():
+    shapes = [(1, 2, 1_200_000, 64), (1, 2, 1_200_000, 64)]
+    tiny = DeviceProfile("tiny", limits=Limits(binding_bytes=128))
+    with pytest.raises(UnsupportedError, match="binds at once"):
+        planned(plain, [(1, 2, 1, 64), (1, 2, 1, 64)], np.float32, tiny)
+    check_limits(planned(plain, shapes, np.float32, MINIMUM), MINIMUM)  # heads are cut
