@@ -31,16 +31,23 @@ class Clock:
 def test_medians_are_taken_in_turn_after_a_warm_up() -> None:
     clock = Clock()
     contestants = {"a": clock.works("a", 1.0, 1.0, 5.0, 1.0, 1.0, 2.0, 1.0), "b": clock.works("b", 0.5)}
-    found = medians(contestants, rounds=5, warm_up=2.0, clock=clock)
+    found = medians(contestants, rounds=5, warm_up=0.3, clock=clock)
     assert found == {"a": 1.0, "b": 0.5}
-    assert clock.calls == ["a"] * 2 + ["b"] * 4 + ["a", "b"] * 5
+    assert clock.calls == ["a", "b"] + ["a", "b"] * 5
+
+
+def test_what_cooled_down_is_warmed_up_again() -> None:
+    clock = Clock()
+    found = medians({"quick": clock.works("quick", 0.1), "slow": clock.works("slow", 1.0)}, 5, 0.25, clock=clock)
+    assert found == pytest.approx({"quick": 0.1, "slow": 1.0})
+    assert clock.calls == ["quick"] * 3 + ["slow"] + (["quick"] * 4 + ["slow"]) * 5
 
 
 def test_a_short_call_is_repeated_within_a_sample() -> None:
     clock = Clock()
     found = medians({"a": clock.works("a", 1e-4)}, rounds=5, warm_up=1e-3, clock=clock)
     assert found["a"] == pytest.approx(1e-4)
-    assert len(clock.calls) == pytest.approx(10 + 5 * 20, abs=2)
+    assert len(clock.calls) == pytest.approx(2 * 10 + 5 * 20, abs=3)
 
 
 def test_a_median_of_a_few_is_refused() -> None:
