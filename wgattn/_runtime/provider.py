@@ -71,7 +71,9 @@ class Provider:
         wanted = {"required_features": list(features), "required_limits": limits}
         try:
             if self._extras is not None:
-                return self._extras.request_device_sync(adapter, enable_toggles=["disable_robustness"], **wanted)
+                # timestamps are rounded to 0.1 ms unless that toggle is off
+                toggles = {"enable_toggles": ["disable_robustness"], "disable_toggles": ["timestamp_quantization"]}
+                return self._extras.request_device_sync(adapter, **toggles, **wanted)
             return adapter.request_device_sync(**wanted)
         except (self.module.GPUError, RuntimeError) as error:
             raise AdapterNotFoundError(
