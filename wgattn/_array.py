@@ -26,7 +26,8 @@ class Array:
     """An immutable array of `shape` and `dtype`. Made by `wgattn.asarray` and by calls on Arrays, never directly.
 
     Lazy: a call records what is to be computed and checks shapes and dtypes. The device works when a value is needed:
-    `np.asarray(x)`, `x.block_until_ready()`, `float(x)`. It then runs all that x needs in one submit.
+    `np.asarray(x)`, `x.block_until_ready()`, `float(x)`. It then runs all that x needs in one submit,
+    and keeps what others hold of it.
     A chain of 512 recorded operations is run at once, where there is a device.
 
     Example:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._graph.graph import Graph, View
-from ._graph.operations import Attention
+from ._graph.operations import Attention, Concatenate, Elementwise, Sum
 from ._record import Argument, Dead, Step, Stored, Value, ancestors, build, current_trace, traced_arguments
 
 if TYPE_CHECKING:
     from ._schedule import Compiled, Output
 
 CACHED = 256  # compiled graphs that are kept
+COMPUTED = (Attention, Concatenate, Elementwise, Sum)
 
 # Called as hook(attention, operands by name, results by name, variant) after an attention launch, under validation.
 AttentionHook = Callable[[Attention, dict[str, np.ndarray], dict[str, np.ndarray], str], None]
@@ -112,8 +113,8 @@ def force(wanted: Sequence[tuple[Step, int]], use: str, validate: bool = False) 
     with _lock:
         goals = dict.fromkeys(goal for goal in wanted if goal[0].values[goal[1]] is None)
         for step in ancestors(goals):
-            # Attention writes its results in any case, so those that somebody holds are kept.
-            if isinstance(step.operation, Attention) and (step.owned() or any(step is goal for goal, _ in wanted)):
+            # What somebody holds is kept, so that nothing is computed twice; views and casts are made again for less.
+            if isinstance(step.operation, COMPUTED) and (step.owned() or any(step is goal for goal, _ in wanted)):
                 goals.update(dict.fromkeys((step, result) for result in range(len(step.avals))))
         if not goals:
             return

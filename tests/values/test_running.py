@@ -81,6 +81,16 @@ def test_a_long_chain_is_computed_on_the_way():
     np.testing.assert_array_equal(x, X + 2 * LONGEST_CHAIN)
 
 
+def test_a_loop_whose_state_is_held_computes_and_compiles_each_step_once():
+    x = wa.asarray(X)
+    before = len(_run._compiled)
+    for step in range(5):
+        x = x * 0.5 + 1.25
+        np.asarray(x[0] * 2)
+        assert isinstance(x._step.values[0], Stored), step
+    assert len(_run._compiled) - before <= 2, "from the host's layout and from the device's"
+
+
 def test_an_attention_result_that_somebody_holds_is_kept():
     q = wa.asarray(np.random.default_rng(0).standard_normal((1, 8, 2, 16), np.float32))
     out, residual = wa.nn.dot_product_attention(q, q, q, return_residual=True)
