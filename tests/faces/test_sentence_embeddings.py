@@ -7,7 +7,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "sentence_embeddings.py"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE, README = ROOT / "docs" / "examples" / "sentence_embeddings.py", ROOT / "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,9 @@ def test_padding_changes_nothing(example: ModuleType) -> None:
 @pytest.mark.device
 def test_each_sentence_is_closest_to_its_partner(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     example.main()
-    printed = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out
+    assert out in README.read_text(encoding="utf-8"), "the README shows what the example prints"
+    printed = out.splitlines()
     asked, answered = printed[::2], [line[8:] for line in printed[1::2]]
     assert asked == example.SENTENCES
     assert answered == [example.SENTENCES[place ^ 1] for place in range(len(asked))]
