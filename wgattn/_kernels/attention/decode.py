@@ -19,7 +19,7 @@ KEY_LOADS = 8  # and of K
 GATHERED = 8  # of the numbers that threads have for a head, a first step leaves so many
 SPLIT_KEYS = 256  # a split has no fewer keys: the merge reads every split
 MAX_QUERY = 20  # vec4 of q that a thread keeps in registers
-MAX_BYTES = 24 << 10  # with more workgroup memory than this, too few workgroups run at once
+MAX_BYTES = 26 << 10  # with more workgroup memory than this, too few workgroups run at once
 
 
 @dataclass(frozen=True, slots=True)
