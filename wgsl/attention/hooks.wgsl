@@ -196,8 +196,10 @@ fn block_keeps(b: u32, t_first: u32, t_last: u32, first: u32, end: u32) -> bool 
 fn in_range(kept: Kept, s: i32) -> bool {
 %% if problem.keys.clauses | length > 1
     return (s >= kept.first && s < kept.end) || (s >= kept.also_first && s < kept.also_end);
-%% else
+%% elif problem.keys.clauses[0] | selectattr(0, "equalto", "lower") | list
     return s >= kept.first && s < kept.end;
+%% else
+    return s < kept.end;
 %% endif
 }
 
