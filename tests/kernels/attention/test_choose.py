@@ -48,15 +48,14 @@ def test_family_of_a_gpu(T: int, profile: DeviceProfile, family: str) -> None:
     assert variant.reason
 
 
-@pytest.mark.parametrize("T", [1, 300])
-def test_cpu_adapter_passes_over_the_gpu_families(T: int) -> None:
-    """Their workgroup memory is slow there, even where no family of CPU adapters serves; by name they still run."""
-    problem, bare = problem_of(FULL, T=T), replace(CPU, subgroups=False, subgroup_size=None)
-    assert choose(problem, CPU).family not in ("decode", "flash_tiled", "plain")
+def test_cpu_adapter_passes_over_decode() -> None:
+    """Its workgroup memory is slow there, even where no family of CPU adapters serves; by name it still runs."""
+    problem, bare = problem_of(FULL, T=1), replace(CPU, subgroups=False, subgroup_size=None)
+    assert choose(problem, CPU).family == "decode_lanes"
     variant = choose(problem, bare)
-    assert variant.family == "plain"
-    assert "CPU adapter" in dict(variant.passed)["flash_tiled"]
-    assert choose(problem, bare, "flash_tiled").family == "flash_tiled"
+    assert variant.family == "flash_tiled"
+    assert "CPU adapter" in dict(variant.passed)["decode"]
+    assert choose(problem, bare, "decode").family == "decode"
 
 
 def test_passed_over_families_have_reasons() -> None:
