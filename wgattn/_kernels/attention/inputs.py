@@ -118,7 +118,7 @@ def parameters(
         fields += [(f"bound_{clause_index}_{i}", "i32") for i in range(len(clause))]
     for name in row_names(problem, source_names(problem)):
         fields += _words(f"{name}_at", f"{name}_step")
-    return Parameters((*fields, *extra))
+    return Parameters(tuple(fields) + extra)
 
 
 def _words(*names: str) -> list[tuple[str, Scalar]]:
