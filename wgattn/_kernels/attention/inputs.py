@@ -115,7 +115,7 @@ def parameters(
     if problem.rope is not None:
         fields.append(("rope_pairs", "u32"))
     for clause_index, clause in enumerate(problem.keys.clauses):
-        fields += [(f"bound_{clause_index}_{i}", "i32") for i in range(len(clause))]
+        fields.extend((f"bound_{clause_index}_{i}", "i32") for i in range(len(clause)))
     for name in row_names(problem, source_names(problem)):
         fields += _words(f"{name}_at", f"{name}_step")
     return Parameters(tuple(fields) + extra)
