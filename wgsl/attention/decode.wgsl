@@ -144,7 +144,7 @@ fn decode(
 %% for g in heads
             var x_{{ u }}_{{ g }} = dot(q_{{ g }}_0, k_{{ u }}_0);
 %% for c in range(1, LANE_CHUNKS)
-            x_{{ u }}_{{ g }} += dot(q_{{ g }}_{{ c }}, k_{{ u }}_{{ c }});
+            x_{{ u }}_{{ g }} = add_dot(x_{{ u }}_{{ g }}, q_{{ g }}_{{ c }}, k_{{ u }}_{{ c }});
 %% endfor
 %% endfor
 %% for q in quads

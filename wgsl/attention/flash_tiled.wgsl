@@ -147,7 +147,7 @@ fn flash_tiled(
             for (var i = 0u; i < KEYS; i++) {
                 let four = key_value_tile[(i * ACROSS + across) * K_PITCH + chunk];
                 for (var r = 0u; r < ROWS; r++) {
-                    logits[r][i] += dot(q[r], four);
+                    logits[r][i] = add_dot(logits[r][i], q[r], four);
                 }
             }
         }
@@ -236,7 +236,8 @@ fn flash_tiled(
                 let v2 = key_value_tile[at + 2u * V_PITCH];
                 let v3 = key_value_tile[at + 3u * V_PITCH];
                 for (var r = 0u; r < ROWS; r++) {
-                    sums[r][c] += w[r].x * v0 + w[r].y * v1 + w[r].z * v2 + w[r].w * v3;
+                    let first_two = fma(vec4f(w[r].x), v0, fma(vec4f(w[r].y), v1, sums[r][c]));
+                    sums[r][c] = fma(vec4f(w[r].z), v2, fma(vec4f(w[r].w), v3, first_two));
                 }
             }
         }

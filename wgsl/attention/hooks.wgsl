@@ -223,6 +223,11 @@ fn tanh_exact(x: f32) -> f32 {
 }
 
 %% endif
+// sum + a · b in four fused steps: dot() and an addition are five.
+fn add_dot(sum: f32, a: vec4f, b: vec4f) -> f32 {
+    return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum))));
+}
+
 // What a query row is multiplied by as it is read.
 fn query_scale(b: u32) -> f32 {
 %% if problem.run_time_scale
