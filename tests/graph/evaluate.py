@@ -82,8 +82,10 @@ def _results(node: Node, given: list[np.ndarray], arguments: Sequence[np.ndarray
             return (np.pad(given[0], list(zip(low, high, strict=True))),)
         case op.Concatenate(axis):
             return (np.concatenate(given, axis),)
-        case op.Rotate(rope, where):
+        case op.Rotate(rope, where, inverse):
             positions = _positions(where, given)
+            if inverse:
+                positions = -(np.arange(given[0].shape[-3]) if positions is None else positions)
             return (_reference.rope(given[0], positions, base=rope.base, rotary_dim=rope.rotary_dim, style=rope.style),)
         case op.Copy():
             return (given[0],)

@@ -50,6 +50,10 @@ def test_rope():
     r = Recording()
     x = r.input(2, 5, 3, 8)
     uses = [r.do(op.Rotate(Rope()), x), r.do(op.Rotate(Rope(), "positions"), x, r.input(2, 5, dtype=int32))]
+    uses += [
+        r.do(op.Rotate(Rope(), inverse=True), x),
+        r.do(op.Rotate(Rope(), "offset", True), x, r.input(2, dtype=int32)),
+    ]
     check(r.graph(*uses, r.do(op.Rotate(Rope(style="interleaved"), "offset"), x, r.input(2, dtype=int32))))
 
 

@@ -100,10 +100,14 @@ class Concatenate:
 
 @dataclass(frozen=True, slots=True)
 class Rotate:
-    """RoPE on (B, T, N, H). Uses: x, then positions int32 (T,) or (B, T) where `where` is "positions", an offset int32 () or (B,) where "offset"."""
+    """RoPE on (B, T, N, H). Uses: x, then positions int32 (T,) or (B, T) where `where` is "positions", an offset int32 () or (B,) where "offset".
+
+    `inverse` rotates back: the adjoint.
+    """
 
     rope: Rope
     where: Literal["arange", "positions", "offset"] = "arange"
+    inverse: bool = False
 
 
 @dataclass(frozen=True, slots=True)

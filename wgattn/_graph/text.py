@@ -164,9 +164,10 @@ def _operation(graph: Graph, node: Node, names: dict[tuple[int, int], str]) -> l
             text = f"pad {operands} low={_list(low)} high={_list(high)}"
         case Concatenate(axis):
             text = f"concatenate {operands} axis={axis}"
-        case Rotate(rope, where):
+        case Rotate(rope, where, inverse):
             positions = "" if where == "arange" else f" at {where} {_used(graph, node.uses[1], names)}"
-            return [f"rope {_used(graph, node.uses[0], names)}{positions}", *_rope_options(rope)]
+            name = "rope back" if inverse else "rope"
+            return [f"{name} {_used(graph, node.uses[0], names)}{positions}", *_rope_options(rope)]
         case Copy():
             text = f"copy {operands}"
         case _:

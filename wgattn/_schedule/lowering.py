@@ -129,9 +129,10 @@ def _array(lowering: Lowering, number: int, node: Node) -> None:
                 start = end
             plan = Plan(tuple(steps))
             names |= {f"source{place}": value for place, value in enumerate(values)}
-        case op.Rotate(rule, where):
+        case op.Rotate(rule, where, inverse):
             given = dict(zip(("x", where), operands, strict=False))
-            plan = rope.plan(given["x"], given.get("positions"), given.get("offset"), result, rule, profile)
+            positions, offset = given.get("positions"), given.get("offset")
+            plan = rope.plan(given["x"], positions, offset, result, rule, profile, inverse=inverse)
             names |= dict(zip(("x", where), values, strict=False))
             names[ROPE_TABLES] = lowering.steps.constant(_table_bytes(rule, result.shape[-1]))
         case _:

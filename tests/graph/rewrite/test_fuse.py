@@ -109,12 +109,14 @@ def test_exact_casts_of_casts_go():
     assert count(fused(r.graph(rounded)), op.Cast) == 2
 
 
-def rotated(where: str = "arange", also: bool = False, key_where: str = "arange", order: bool = False):
+def rotated(
+    where: str = "arange", also: bool = False, key_where: str = "arange", order: bool = False, inverse: bool = False
+):
     r = Recording()
     q, k, v = r.input(2, 5, 4, 8), r.input(2, 7, 2, 8), r.input(2, 7, 2, 8)
     more = {"query_offset": r.input(2, dtype=int32)} if where == "offset" else {}
-    turned = r.do(op.Rotate(ROPE, where), q, *more.values())
-    k = r.do(op.Rotate(ROPE, key_where), k, *([r.input(2, dtype=int32)] if key_where == "offset" else []))
+    turned = r.do(op.Rotate(ROPE, where, inverse), q, *more.values())
+    k = r.do(op.Rotate(ROPE, key_where, inverse), k, *([r.input(2, dtype=int32)] if key_where == "offset" else []))
     if order:
         turned = r.do(op.Transpose((0, 2, 1, 3)), r.do(op.Transpose((0, 2, 1, 3)), turned))
         turned = r.do(op.Slice((0, 0, 0, 0), (2, 3, 4, 8), (1, 1, 1, 1)), turned)
@@ -133,6 +135,7 @@ def test_rope_on_query_and_key_is_the_calls_own(where, order):
 def test_rope_that_is_needed_elsewhere_is_computed_once():
     assert count(fused(rotated(also=True)), op.Rotate) == 2
     assert count(fused(rotated(key_where="offset")), op.Rotate) == 2
+    assert count(fused(rotated(inverse=True)), op.Rotate) == 2
 
 
 def test_rope_whose_tokens_were_moved_stays():

@@ -51,6 +51,8 @@ def _plain(graph: Graph, node: Node) -> Plain | None:
     if not isinstance(by_query, Rotate) or not isinstance(by_key, Rotate) or by_query.rope != by_key.rope:
         return None
     places = dict(zip(attention.operands, node.uses, strict=True))
+    if by_query.inverse or by_key.inverse:
+        return None
     offset = places.get("query_offset")
     at = turned_query.uses[1] if by_query.where == "offset" else None
     if by_key.where != "arange" or by_query.where == "positions" or at != offset:
