@@ -1,5 +1,6 @@
 """What every test shares: types checked as the package is imported, hypothesis profiles, and which tests run."""
 
+import importlib
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from jaxtyping import install_import_hook
 from tests import typechecker
 
 install_import_hook("wgattn", f"{typechecker.__name__}.checked")
+with typechecker.known_kinds():
+    importlib.import_module("wgattn")
 
 hypothesis.settings.register_profile("ci", max_examples=20, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=10_000, deadline=None)

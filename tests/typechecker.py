@@ -1,22 +1,36 @@
-"""beartype as the tests use it: on every function that states shapes; an int may stand for a float."""
+"""beartype as the tests use it: on the shapes that signatures state, and nothing else."""
 
-from collections.abc import Callable
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, get_args
 
-from beartype import BeartypeConf, beartype
-from jaxtyping import AbstractArray
+import jaxtyping
+from beartype import beartype
 
-_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_KINDS = ("Bool", "Float", "Int", "Num", "Shaped", "UInt")
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, checked at each call where an annotation of it is a jaxtyping shape."""
-    annotations = getattr(function, "__annotations__", {})
-    return _beartype(function) if any(states_shape(hint) for hint in annotations.values()) else function
+    """`function` with its jaxtyping shapes checked at each call. Other types are its own business."""
+    shapes = {name: hint for name, hint in getattr(function, "__annotations__", {}).items() if states_shape(hint)}
+    if not shapes:
+        return function
+    function.__annotations__ = shapes
+    return beartype(function)
 
 
 def states_shape(hint: Any) -> bool:
     """Whether a jaxtyping array type stands anywhere in the annotation."""
-    return (isinstance(hint, type) and issubclass(hint, AbstractArray)) or any(
-        states_shape(part) for part in get_args(hint)
-    )
+    parts = any(states_shape(part) for part in get_args(hint))
+    return parts or (isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray))
+
+
+@contextmanager
+def known_kinds() -> Iterator[None]:
+    """Within it, `Float` and its like have a meaning in modules that import them for type checkers only."""
+    for kind in _KINDS:
+        setattr(builtins, kind, getattr(jaxtyping, kind))
+    yield
+    for kind in _KINDS:
+        delattr(builtins, kind)
