@@ -16,7 +16,8 @@ fn empty_rows(
 ) {
     let index = folded_index(workgroup, workgroups);
     let chunk = index % (VALUE_DIM / 4u);
-    let heads = parameters.N / parameters.G;
+    let heads = key_heads();
+    let sharing = sharing_heads();
     let k = index / (VALUE_DIM / 4u) % heads;
     let b = index / (VALUE_DIM / 4u) / heads;
     if (b >= parameters.batch) {
@@ -24,9 +25,9 @@ fn empty_rows(
     }
     var sum = vec4f();
     let live = clamp(query_length(b), parameters.t_first, parameters.t_first + parameters.T) - parameters.t_first;
-    for (var i = thread; i < live * parameters.G; i += WORKGROUP) {
-        let t = i / parameters.G;
-        let n = k * parameters.G + i % parameters.G;
+    for (var i = thread; i < live * sharing; i += WORKGROUP) {
+        let t = i / sharing;
+        let n = k * sharing + i % sharing;
         if (residual[row_of(b, t, n)] == EMPTY_RESIDUAL) {
             sum += load_grad_out(grad_out_row(b, t, n), chunk);
         }

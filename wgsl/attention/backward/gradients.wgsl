@@ -14,6 +14,15 @@ fn grad_out_row(b: u32, t: u32, n: u32) -> u32 {
 }
 
 %% endif
+// A launch serves whole groups of query heads, or a share of one group: its key/value heads, and the query heads of each.
+fn key_heads() -> u32 {
+    return max(parameters.N / parameters.G, 1u);
+}
+
+fn sharing_heads() -> u32 {
+    return min(parameters.N, parameters.G);
+}
+
 fn is_live(b: u32, t: u32) -> bool {
     return parameters.t_first + t < query_length(b);
 }

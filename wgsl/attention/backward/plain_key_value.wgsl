@@ -18,7 +18,8 @@ fn plain_key_value(
 ) {
     var index = folded_index(workgroup, workgroups);
     let row = index;
-    let heads = parameters.N / parameters.G;
+    let heads = key_heads();
+    let sharing = sharing_heads();
     let k = index % heads;
     index /= heads;
     let keys = parameters.key_end - parameters.key_first;
@@ -31,15 +32,15 @@ fn plain_key_value(
     let of_key = key_row(b, s - parameters.key_first, k);
     let of_value = value_row(b, s - parameters.key_first, k);
     let asked = query_rows(b, s, s + 1u);
-    // Items are rows with their heads: item i is head i % G of row asked.x + i / G.
-    let items = (asked.y - asked.x) * parameters.G;
+    // Items are rows with their heads: item i is head i % sharing of row asked.x + i / sharing.
+    let items = (asked.y - asked.x) * sharing;
     var key_total: array<vec4f, HEAD_COLUMNS>;
     var value_total: array<vec4f, VALUE_COLUMNS>;
     for (var tile = 0u; tile < items; tile += WORKGROUP) {
         var share = Share(0.0, 0.0, 0.0);
         if (tile + thread < items) {
-            let t = asked.x + (tile + thread) / parameters.G;
-            let n = k * parameters.G + (tile + thread) % parameters.G;
+            let t = asked.x + (tile + thread) / sharing;
+            let n = k * sharing + (tile + thread) % sharing;
             let of_query = query_row(b, t, n);
             let of_grad = grad_out_row(b, t, n);
             var product = vec4f();
@@ -59,8 +60,8 @@ fn plain_key_value(
             let factor = by_score[j];
             let weight_of_row = weights[j];
             if (factor != 0.0 || weight_of_row != 0.0) {
-                let t = asked.x + (tile + j) / parameters.G;
-                let n = k * parameters.G + (tile + j) % parameters.G;
+                let t = asked.x + (tile + j) / sharing;
+                let n = k * sharing + (tile + j) % sharing;
                 let of_query = query_row(b, t, n);
                 for (var i = 0u; i < HEAD_COLUMNS; i++) {
                     key_total[i] += factor * load_query(of_query, min(thread + i * WORKGROUP, HEAD_DIM / 4u - 1u));

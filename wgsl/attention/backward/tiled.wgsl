@@ -104,7 +104,7 @@ fn sums_row(row: u32, b: u32, head: u32, first_own: u32) -> u32 {
     return ((b * parameters.T + first_own + row) * parameters.N + head) * HEAD_CHUNKS;
 %% else
     let keys = parameters.key_end - parameters.key_first;
-    return ((b * keys + first_own + row - parameters.key_first) * (parameters.N / parameters.G) + head) * (HEAD_CHUNKS + VALUE_CHUNKS);
+    return ((b * keys + first_own + row - parameters.key_first) * key_heads() + head) * (HEAD_CHUNKS + VALUE_CHUNKS);
 %% endif
 }
 
@@ -120,7 +120,8 @@ fn tiled(
     let heads = parameters.N;
     let blocks = (parameters.T + OWN - 1u) / OWN;
 %% else
-    let heads = parameters.N / parameters.G;
+    let heads = key_heads();
+    let sharing = sharing_heads();
     let blocks = (parameters.key_end - parameters.key_first + OWN - 1u) / OWN;
 %% endif
     let head = index % heads;
@@ -189,8 +190,8 @@ fn tiled(
         let whole = false;
 %% endif
 %% if BY == "key_value"
-      for (var shared_head = 0u; shared_head < parameters.G; shared_head++) {
-        let n = k * parameters.G + shared_head;
+      for (var shared_head = 0u; shared_head < sharing; shared_head++) {
+        let n = k * sharing + shared_head;
 %% endif
         workgroupBarrier();
 %% if BY == "query"

@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 
 from tests.kernels.attention.backward.run_gradient import reference_gradient, run
+from tests.kernels.attention.run_attention import weak
 from tests.kernels.attention.test_families import OPTIONS, inputs, options_of
 from tests.tolerance import check
-from wgattn._dtypes import float32
+from wgattn import _runtime
+from wgattn._dtypes import bfloat16, float16, float32
+from wgattn._kernels.attention.backward import plain
 from wgattn._kernels.attention.backward.choose import FAMILIES
+from wgattn._kernels.rotation import Rope
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("poisoned")]
 FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
@@ -43,3 +47,121 @@ def compare(family: ModuleType, arrays: tuple[np.ndarray, ...], **options: Any) 
 def test_option(family: ModuleType, option: str) -> None:
     """Each option alone, two batch entries, ragged last tiles."""
     compare(family, drawn(B=2), **options_of(2, 19, 37, 4)[option])
+
+
+@FAMILY
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("H", [32, 33])
+def test_half_precision(family: ModuleType, dtype: np.dtype, H: int) -> None:
+    """16-bit rows, vectorised and not, with a 16-bit bias whose gradient has an odd number of elements."""
+    bias = np.random.default_rng(2).standard_normal((1, 1, 19, 37)).astype(dtype)
+    compare(family, drawn(H=H, dtype=dtype), is_causal=True, bias=bias)
+
+
+@FAMILY
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (9, 8), (33, 64), (65, 130)])
+@pytest.mark.parametrize(("N", "K"), [(1, 1), (6, 2), (8, 1)])
+def test_sizes(family: ModuleType, T: int, S: int, N: int, K: int) -> None:
+    compare(family, drawn(T=T, S=S, N=N, K=K, H=16), is_causal=True)
+
+
+@FAMILY
+@pytest.mark.parametrize(("H", "Hv"), [(1, 1), (5, 3), (40, 64), (128, 20), (256, 256), (8, 200)])
+def test_head_dims(family: ModuleType, H: int, Hv: int) -> None:
+    compare(family, drawn(T=9, S=21, H=H, Hv=Hv))
+
+
+@FAMILY
+def test_rope_of_padded_half_rows(family: ModuleType) -> None:
+    compare(family, drawn(T=9, S=21, H=38, dtype=float16), rope=Rope(), softcap=2.0, is_causal=True)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 19, 37), (2, 1, 1, 37), (1, 4, 1, 1), (1, 1, 19, 1), (1, 1, 1, 1), (37,)])
+def test_bias_is_summed_over_broadcast_axes(shape: tuple[int, ...]) -> None:
+    bias = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    # Without sinks the gradients of a row add up to 0.
+    compare(plain, drawn(B=2, H=16), bias=bias, window=(9, 4), sinks=np.linspace(-1, 2, 4).astype(np.float32))
+
+
+@FAMILY
+def test_every_option_together(family: ModuleType) -> None:
+    """Eight bindings: a bias and a mask beside rope, sinks, lengths, offsets, a softcap and a scale."""
+    every = options_of(2, 19, 37, 4)
+    names = ("bias", "mask", "key_lengths", "query_lengths", "offset", "softcap", "sinks", "scale", "rope")
+    compare(family, drawn(B=2), **{name: value for option in names for name, value in every[option].items()})
+
+
+@FAMILY
+@pytest.mark.parametrize("rope", [None, Rope()], ids=["", "rope"])
+def test_nothing_past_the_lengths_is_read(family: ModuleType, rope: Rope | None) -> None:
+    """NaN past the lengths, in every operand, reaches no gradient; the gradients there are 0."""
+    arrays = drawn(B=2, T=40, S=70)
+    queries, keys = np.array([33, 0], np.int32), np.array([50, 7], np.int32)
+    for array, lengths in zip(arrays, (queries, queries, keys, keys), strict=True):
+        for b, length in enumerate(lengths):
+            array[b, length:] = np.nan
+    made = run(family, *arrays, query_lengths=queries, key_value_lengths=keys, is_causal=True, rope=rope)
+    right = reference_gradient(*arrays, query_lengths=queries, key_value_lengths=keys, is_causal=True, rope=rope)
+    for name in ("query", "key", "value"):
+        check(made[name], getattr(right, name), S=70, gradient=True, magnitude=4.0)
+    assert not made["query"][0, 33:].any()
+    assert not made["key"][0, 50:].any()
+    assert not made["value"][0, 50:].any()
+
+
+@FAMILY
+@pytest.mark.parametrize("option", ["full", "causal", "mask_none", "key_lengths", "bias", "sinks", "segments", "rope", "scale"])
+def test_split_by_binding_limit(family: ModuleType, option: str) -> None:
+    """Operands larger than a binding: ranges of keys and of rows, whose sums are added up in turn."""
+    profile = weak(_runtime.current_profile(), binding_bytes=48 * 1024)
+    compare(family, drawn(B=2, T=70, S=300, H=64), profile=profile, **options_of(2, 70, 300, 4)[option])
+
+
+@FAMILY
+@pytest.mark.parametrize("option", ["causal", "bias"])
+def test_few_loop_turns(family: ModuleType, option: str) -> None:
+    """A device that ends loops early gets short ranges of keys and rows."""
+    profile = weak(_runtime.current_profile(), loop_turns=5000)
+    compare(family, drawn(T=150, S=140, H=64), profile=profile, **options_of(1, 150, 140, 4)[option])
+
+
+@FAMILY
+def test_many_workgroups(family: ModuleType) -> None:
+    """A grid that must be folded, on a device of WebGPU's least limits."""
+    profile = weak(_runtime.current_profile(), workgroups_per_dimension=7, workgroup_bytes=16384, invocations=256)
+    compare(family, drawn(B=3, T=20, S=20, H=64), profile=profile, bias=np.zeros((3, 1, 20, 20), np.float32))
+
+
+@FAMILY
+@pytest.mark.parametrize("wanted", [("query",), ("key",), ("value", "sinks"), ("bias",), ("scale",)])
+def test_only_what_is_wanted(family: ModuleType, wanted: tuple[str, ...]) -> None:
+    options = options_of(1, 9, 12, 4)["bias"] | options_of(1, 9, 12, 4)["sinks"] | {"scale": 0.2}
+    arrays = drawn(T=9, S=12)
+    made = run(family, *arrays, wanted=wanted, **options)
+    assert made.keys() == set(wanted)
+    for name in wanted:
+        right = np.asarray(getattr(reference_gradient(*arrays, **options), name)).reshape(made[name].shape)
+        check(made[name], right, gradient=True, magnitude=max(1.0, float(np.abs(right).max())))
+
+
+@FAMILY
+def test_the_same_bits_every_run(family: ModuleType) -> None:
+    options = options_of(2, 40, 50, 4)["bias"] | options_of(2, 40, 50, 4)["sinks"] | {"scale": 0.2}
+    first, second = (run(family, *drawn(B=2, T=40, S=50), **options) for _ in range(2))
+    for name, gradient in first.items():
+        assert gradient.tobytes() == second[name].tobytes(), name
+
+
+@FAMILY
+def test_far_residuals(family: ModuleType) -> None:
+    """Rows whose whole bias is far from 0 keep their precision."""
+    draw = np.random.default_rng(4)
+    bias = draw.standard_normal((1, 4, 19, 37)).astype(np.float32)
+    bias[:, 1] += 2.0**14
+    bias[:, 2, ::2] = -(2.0**20)
+    arrays = drawn()
+    # The reference sees what float32 makes of logits so far from 0: whole steps of the bias.
+    made = run(family, *(array * 0 if i == 1 else array for i, array in enumerate(arrays)), bias=np.round(bias))
+    right = reference_gradient(*(array * 0 if i == 1 else array for i, array in enumerate(arrays)), bias=np.round(bias))
+    for name in ("key", "value", "bias"):
+        check(made[name], getattr(right, name), gradient=True, magnitude=8.0)

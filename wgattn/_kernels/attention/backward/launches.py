@@ -8,7 +8,7 @@ from wgattn._errors import UnsupportedError
 from wgattn._kernels.attention.backward import rows, sums
 from wgattn._kernels.attention.backward.problem import GradientProblem, sweep_call, turned_rows
 from wgattn._kernels.attention.backward.statistics import delta, empty_rows, far_rows
-from wgattn._kernels.attention.backward.work import Work, gather, launch
+from wgattn._kernels.attention.backward.work import Work, gather, key_heads, launch
 from wgattn._kernels.attention.boxes import Box, Span, binds, cut_to_limits, whole
 from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.kernel import Bytes, Copy, CopyToTexture, Launch, Operand, Plan, Scratch, Texture, Variant
@@ -64,7 +64,7 @@ def plan_gradient(
             scratch[rows.turned_name(name)] = Scratch(-(-last.extent()[1] // 4) * 16)
         for box in boxes:
             steps.append(rows.turn(work, box, "query", operands["query"], rope))
-        for box in _first_rows(boxes):
+        for box in _first_rows(boxes, work.group):
             steps += [rows.turn(work, replace(box, s=span), "key", operands["key"], rope) for span in key_spans]
     for box in boxes:
         steps.append(delta(work, box))
@@ -127,9 +127,9 @@ def _by_key_value(
     wanted, problem, forward = work.problem.wanted, work.problem.sweep, work.problem.forward
     mean = "value" in wanted and forward.empty_rows and not forward.sinks
     steps: list[Launch | Copy | CopyToTexture] = []
-    for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n)):
+    for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n[0] // work.group)):
         parts = [short for box in same for short in _short(box, sweeps.max_rows)]
-        heads = parts[0].size("n") // work.group
+        heads = key_heads(parts[0], work.group)
         if mean:
             _grow(scratch, "mean", parts[0].batch * heads * problem.value_dim * 4)
             steps += [empty_rows(work, box, turn > 0) for turn, box in enumerate(parts)]
@@ -151,7 +151,7 @@ def _by_key_value(
 
 
 def _boxes(work: Work, sweeps: Sweeps, limits: Limits) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
-    """Boxes of rows of whole groups, and ranges of keys, whose operands, gradients and sums can be bound."""
+    """Boxes of rows, and ranges of keys, whose operands, gradients and sums can be bound."""
     sweep, operands = work.problem.sweep, work.operands
     saved = operands["out"]
     given = {"out": max(saved, operands["grad_out"], key=lambda each: each.extent()[1] * each.itemsize)}
@@ -169,12 +169,12 @@ def _boxes(work: Work, sweeps: Sweeps, limits: Limits) -> tuple[tuple[Box, ...],
             rows_of_part *= size
         return binds(part, limits) and rows_of_part * widths.get(name, 0) * 4 <= limits.binding_bytes
 
-    return cut_to_limits(given, limits, max_keys=sweeps.max_keys, whole_groups=True, fits=fits)
+    return cut_to_limits(given, limits, max_keys=sweeps.max_keys, fits=fits)
 
 
-def _first_rows(boxes: tuple[Box, ...]) -> list[Box]:
-    """One box of each batch range and heads: keys are the same for all rows."""
-    return [next(same) for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n))]
+def _first_rows(boxes: tuple[Box, ...], group: int) -> list[Box]:
+    """One box of each range of batch entries and key/value heads: keys are the same for all rows."""
+    return [next(same) for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n[0] // group))]
 
 
 def _short(box: Box, max_rows: int | None) -> list[Box]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem
-from wgattn._kernels.attention.backward.work import ADDING, GRAD_OUT, WORKGROUP, shader, sums_binding, sweep_bindings
+from wgattn._kernels.attention.backward.work import ADDING, GRAD_OUT, WORKGROUP, key_heads, shader, sums_binding, sweep_bindings
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant
@@ -31,7 +31,7 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
     max_keys, max_rows = _most(problem, profile)
     sweeps = Sweeps(
         Sweep(_sweep(problem, "query"), lambda box: box.batch * box.size("t") * box.size("n")),
-        Sweep(_sweep(problem, "key_value"), lambda box: box.batch * box.size("s") * (box.size("n") // group)),
+        Sweep(_sweep(problem, "key_value"), lambda box: box.batch * box.size("s") * key_heads(box, group)),
         max_keys,
         max_rows,
     )

@@ -8,6 +8,7 @@ from wgattn._kernels.attention.backward.work import (
     WORKGROUP,
     Work,
     grad_out_binding,
+    key_heads,
     launch,
     shader,
     sums_binding,
@@ -122,5 +123,5 @@ def empty_rows(work: Work, box: Box, add: bool) -> Launch:
         ROWS_ALONE,
         WORKGROUP * 16,
     )
-    count = box.batch * (box.size("n") // work.group) * (left.value_dim // 4)
+    count = box.batch * key_heads(box, work.group) * (left.value_dim // 4)
     return launch(work, variant, left, box, count, {"sums": MEAN}, add=int(add))

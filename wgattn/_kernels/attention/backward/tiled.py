@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem
-from wgattn._kernels.attention.backward.work import ADDING, GRAD_OUT, shader, sums_binding, sweep_bindings
+from wgattn._kernels.attention.backward.work import ADDING, GRAD_OUT, key_heads, shader, sums_binding, sweep_bindings
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
@@ -123,7 +123,7 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
         return box.batch * box.size("n") * -(-box.size("t") // by_query.own)
 
     def key_value_workgroups(box: Box) -> int:
-        return box.batch * (box.size("n") // group) * -(-box.size("s") // by_key_value.own)
+        return box.batch * key_heads(box, group) * -(-box.size("s") // by_key_value.own)
 
     sweeps = Sweeps(
         Sweep(_sweep(problem, profile, "query"), query_workgroups),

@@ -167,5 +167,10 @@ def launch(
     )
 
 
+def key_heads(box: Box, group: int) -> int:
+    """The key/value heads of a box, which holds whole groups of query heads or a share of one."""
+    return max(box.size("n") // group, 1)
+
+
 def sums_binding() -> Binding:
     return Binding("sums", "write", "vec4<f32>")
