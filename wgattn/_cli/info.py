@@ -1,11 +1,13 @@
 """`wgattn info`: the adapters, and what the one in use can do."""
 
+import platform
 import sys
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+import wgattn
 from wgattn import _runtime
 from wgattn._cli import show
 
@@ -23,7 +25,7 @@ LIMIT_TEXTS = {
 
 def info(as_json: bool) -> None:
     """Print the report of the adapter in use. Raises AdapterNotFoundError where there is none."""
-    report = _runtime.adapter_report()
+    report = {"wgattn": wgattn.__version__, "system": system(), **_runtime.adapter_report()}
     if as_json:
         show.as_json(report)
         return
@@ -48,12 +50,17 @@ def profile_lines(report: dict[str, Any]) -> dict[str, str]:
     return {
         "adapter": profile["name"],
         "kind": f"{profile['kind']}, {profile['backend']}, driver {profile['driver'] or 'not named'}",
-        "provider": report["library"],
+        "wgattn": f"{report['wgattn']}, provider {report['library']}, on {report['system']}",
         "features": ", ".join(name for name, there in features.items() if there),
         "matrix units": ", ".join(profile["matrix"]) or "none that this provider can use",
         "limits": "\n".join(text.format(limits[name]) for name, text in LIMIT_TEXTS.items() if limits[name]),
         "choose": "WGATTN_ADAPTER takes an index or a part of a name, WGATTN_PROVIDER takes wgpu or dawn",
     }
+
+
+def system() -> str:
+    """The operating system and the Python, for reports."""
+    return f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
 
 
 def software_note(kind: str) -> str:
@@ -63,11 +70,11 @@ def software_note(kind: str) -> str:
     return f"this adapter is software: kernels run on the CPU. To use a GPU, {gpu_driver()}"
 
 
-def gpu_driver(platform: str = sys.platform, release: str | None = None) -> str:
+def gpu_driver(os_name: str = sys.platform, release: str | None = None) -> str:
     """The driver to install for a GPU. `release` is the text of /etc/os-release, read from there unless given."""
-    if platform == "darwin":
+    if os_name == "darwin":
         return "run outside a virtual machine: macOS brings Metal, and nothing is to be installed"
-    if platform == "win32":
+    if os_name == "win32":
         return "install its maker's current driver, which brings Vulkan and Direct3D 12"
     if release is None:
         path = Path("/etc/os-release")
