@@ -60,7 +60,7 @@ def attention_gradient(
     (B, T, N, H), (S, K) = queries.shape, keys.shape[1:3]
     dq, dk, dv = (np.zeros(x.shape) for x in (queries, keys, values))
     padded = None if bias is None else _padded(bias)
-    dbias = None if padded is None else np.zeros(padded.shape)
+    dbias: np.ndarray | None = None if padded is None else np.zeros_like(padded, np.float64)
     dsinks = None if sinks is None else np.zeros(N)
     dscale = np.zeros(B)
     if given.size and S:
@@ -72,16 +72,17 @@ def attention_gradient(
         positions = rows + offset
         keep = kept_keys(rows, positions, S, mask, is_causal, local_window_size)
         for b in range(B):
-            live = rows < query_lengths[b]
+            live: np.ndarray = np.less(rows, query_lengths[b])
+            alive = live.reshape(T, 1)
             turn = _turns(rope, positions[min(b, len(positions) - 1)], S, H)
             for k in range(K):
                 heads = slice(k * G, k * G + G)
                 kept = _heads(keep, b, heads) & (np.arange(S) < lengths[b])
-                part = 0.0 if padded is None else _f64(_heads(padded, b, heads, rows))
-                kept = np.broadcast_to(kept & ~np.isneginf(part) & live[:, None], (G, T, S))
-                seen = kept.any((0, 1))[:, None]
+                part = np.zeros((1, 1, 1)) if padded is None else _f64(_heads(padded, b, heads, rows))
+                kept = np.broadcast_to(kept & ~np.isneginf(part) & alive, (G, T, S))
+                seen = kept.any((0, 1)).reshape(S, 1)
                 q = _f64(queries[b, :, heads]).swapaxes(0, 1)
-                q, do = (np.where(live[:, None], x, 0) for x in (q, _f64(given[b, :, heads]).swapaxes(0, 1)))
+                q, do = (np.where(alive, x, 0) for x in (q, _f64(given[b, :, heads]).swapaxes(0, 1)))
                 stored, v = (np.where(seen, _f64(x[b, :, k]), 0) for x in (keys, values))
                 if rope is not None:
                     q, stored = _rotated(q, turn[0], rope), _rotated(stored, turn[1], rope)
@@ -95,7 +96,7 @@ def attention_gradient(
                     dsinks[heads] -= (sink_share * delta[..., 0]).sum(-1)
                 if dbias is not None:
                     at = min(b, len(dbias) - 1), heads if dbias.shape[1] > 1 else slice(None)
-                    over = tuple(axis for axis, n in enumerate(dbias[at].shape) if n == 1 and dlogit.shape[axis] > 1)
+                    over = tuple(axis for axis in range(3) if dbias.shape[axis + 1] == 1)
                     dbias[at] += dlogit.sum(over, keepdims=True)
                 draw = dlogit if softcap is None else dlogit * (1 - (capped / softcap) ** 2)
                 dscale[b] += (draw * product).sum()
@@ -110,9 +111,9 @@ def attention_gradient(
         dq.reshape(query.shape),
         dk.reshape(key.shape),
         dv.reshape(value.shape),
-        None if dbias is None else dbias.reshape(np.shape(bias)),
+        None if dbias is None or bias is None else dbias.reshape(bias.shape),
         dsinks,
-        dscale if np.ndim(scale) else np.asarray(dscale.sum()),
+        dscale if isinstance(scale, np.ndarray) and scale.ndim else np.asarray(dscale.sum()),
     )
 
 

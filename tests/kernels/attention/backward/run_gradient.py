@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.kernels.attention.run_attention import five, operand, reference
+from tests.kernels.attention.run_attention import operand, reference
 from tests.kernels.run_plan import run_plan
 from wgattn import _reference, _runtime
 from wgattn._dtypes import float32
 from wgattn._kernels.attention.backward.problem import WANTED, describe_gradient
-from wgattn._kernels.attention.problem import Bound, Call
+from wgattn._kernels.attention.problem import Bound, Call, Clause
 from wgattn._kernels.kernel import Operand, natural_strides
 from wgattn._kernels.rotation import Rope, tables
 from wgattn._reference_gradient import Gradient, attention_gradient
@@ -41,16 +41,19 @@ def run(
     scale: float | None = None,
     softcap: float | None = None,
     rope: Rope | None = None,
+    clauses: tuple[Clause, ...] | None = None,
+    batch: tuple[int, int] | None = None,
     profile: Any = None,
     wanted: Iterable[str] = WANTED,
     **rows: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """The wanted gradients of a BTNH call by name; `rows` are the small run-time arrays by operand name.
 
-    A scale of None, and only then, is static and has no gradient.
+    A scale of None, and only then, is static and has no gradient. `batch` splits B into two axes; key and value of one
+    batch entry are shared by all, and have a gradient for each. `clauses` stand for the mask, which the reference sees.
     """
     profile = profile or _runtime.current_profile()
-    (B, T, N, H), (S, K, Hv) = query.shape, value.shape[1:]
+    (B, T, N, H), S = query.shape, value.shape[1]
     options = {
         "bias": bias,
         "mask": mask,
@@ -60,31 +63,36 @@ def run(
         "softcap": softcap,
         "rope": rope,
     }
-    saved, residual = reference(query, key, value, **{n: v for n, v in options.items() if v is not None}, **rows)
+    asked = {name: each for name, each in {**options, **rows}.items() if each is not None and "bound" not in name}
+    whole_key, whole_value = (np.broadcast_to(x, (B, *x.shape[1:])) for x in (key, value))
+    saved, residual = reference(query, whole_key, whole_value, **asked)
+    lead = batch or (1, B)
     clause: tuple[Bound, ...] = (Bound("upper", "diagonal", 0),) if is_causal else ()
     if window is not None:
         clause += (Bound("lower", "diagonal", -window[0]), Bound("upper", "diagonal", window[1]))
-    call = Call((clause,), 1.0 if scale is not None else None, softcap, rope, float32)
-    given = {name: five(array) for name, array in (("query", query), ("key", key), ("value", value))}
-    given |= {
-        "grad_out": five(grad_out),
-        "out": five(saved.astype(query.dtype)),
-        "residual": five(residual.astype(np.float32)),
-    }
+    call = Call(clauses or (clause,), 1.0 if scale is not None else None, softcap, rope, float32)
+    if clauses is not None:
+        mask = None
+    given = {"query": query, "key": key, "value": value, "grad_out": grad_out}
+    given |= {"out": saved.astype(query.dtype), "residual": residual.astype(np.float32)}
+    operands = {name: spread(array, lead) for name, array in given.items()}
     given |= rows
     if scale is not None:
         given["scale"] = np.array([scale], np.float32)
-    operands = {name: operand(array) for name, array in given.items()}
+    operands |= {name: operand(array) for name, array in given.items() if name not in operands}
     results: dict[str, Operand] = {}
     for name, dense in (("bias", bias), ("mask", mask)):
         if dense is not None:
-            shape = (1,) * (5 - dense.ndim) + dense.shape
+            four = dense.reshape((1,) * (4 - dense.ndim) + dense.shape)
+            shape = (*(lead if len(four) > 1 else (1, 1)), *four.shape[1:])
             strides = tuple(0 if n == 1 else s for n, s in zip(shape, natural_strides(shape), strict=True))
             given[name] = dense
-            operands[name] = Operand(dense.dtype, (1, B, N, T, S), strides)
+            operands[name] = Operand(dense.dtype, (*lead, N, T, S), strides)
             results[f"grad_{name}"] = Operand(dense.dtype, shape, natural_strides(shape))
     results.pop("grad_mask", None)
-    results |= {f"grad_{name}": padded_rows(given[name].dtype, given[name].shape) for name in ("query", "key", "value")}
+    results |= {
+        f"grad_{name}": padded_rows(given[name].dtype, operands[name].shape) for name in ("query", "key", "value")
+    }
     results |= {f"grad_{name}": operand(given[name]) for name in ("sinks", "scale") if name in given}
     if rope is not None:
         given["rope_tables"] = tables(rope, H)
@@ -107,12 +115,18 @@ def names_of(step: Any) -> list[str]:
 
 
 def seen(content: np.ndarray, laid: Operand, name: str, given: dict[str, np.ndarray]) -> np.ndarray:
-    """The result's bytes as an array of its operand's shape."""
-    flat = content.view(laid.dtype)
+    """The result's bytes as an array of its operand's shape, with one batch axis."""
     strides = tuple(stride * laid.itemsize for stride in laid.strides)
-    array = np.lib.stride_tricks.as_strided(flat, laid.shape, strides)
+    array = np.lib.stride_tricks.as_strided(content.view(laid.dtype), laid.shape, strides)
     like = given[name.removeprefix("grad_")]
-    return array.reshape(like.shape if name in ("grad_bias", "grad_sinks", "grad_scale") else like.shape[1:]).copy()
+    whole = name in ("grad_bias", "grad_sinks", "grad_scale")
+    return array.reshape(like.shape if whole else (-1, *like.shape[1:])).copy()
+
+
+def spread(array: np.ndarray, batch: tuple[int, int]) -> Operand:
+    """A (B, …) array's operand on two batch axes; one entry serves all."""
+    lead, tail = natural_strides((*batch, *array.shape[1:]))[:2], natural_strides(array.shape)[1:]
+    return Operand(array.dtype, (*batch, *array.shape[1:]), (*(lead if len(array) > 1 else (0, 0)), *tail))
 
 
 def reference_gradient(
@@ -124,7 +138,7 @@ def reference_gradient(
         "key_value_lengths": "key_value_seq_lengths",
         "window": "local_window_size",
     }
-    for name in ("profile", "wanted"):
+    for name in ("profile", "wanted", "clauses", "batch", "bound0"):
         options.pop(name, None)
     segments = options.pop("query_segments", None), options.pop("key_segments", None)
     if segments[0] is not None:

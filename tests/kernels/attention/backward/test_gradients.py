@@ -10,10 +10,11 @@ from tests.kernels.attention.backward.run_gradient import reference_gradient, ru
 from tests.kernels.attention.run_attention import weak
 from tests.kernels.attention.test_families import OPTIONS, inputs, options_of
 from tests.tolerance import check
-from wgattn import _runtime
+from wgattn import _reference, _runtime
 from wgattn._dtypes import bfloat16, float16, float32
 from wgattn._kernels.attention.backward import plain
 from wgattn._kernels.attention.backward.choose import FAMILIES
+from wgattn._kernels.attention.problem import Bound
 from wgattn._kernels.rotation import Rope
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("poisoned")]
@@ -110,7 +111,9 @@ def test_nothing_past_the_lengths_is_read(family: ModuleType, rope: Rope | None)
 
 
 @FAMILY
-@pytest.mark.parametrize("option", ["full", "causal", "mask_none", "key_lengths", "bias", "sinks", "segments", "rope", "scale"])
+@pytest.mark.parametrize(
+    "option", ["full", "causal", "mask_none", "key_lengths", "bias", "sinks", "segments", "rope", "scale"]
+)
 def test_split_by_binding_limit(family: ModuleType, option: str) -> None:
     """Operands larger than a binding: ranges of keys and of rows, whose sums are added up in turn."""
     profile = weak(_runtime.current_profile(), binding_bytes=48 * 1024)
@@ -165,3 +168,34 @@ def test_far_residuals(family: ModuleType) -> None:
     right = reference_gradient(*(array * 0 if i == 1 else array for i, array in enumerate(arrays)), bias=np.round(bias))
     for name in ("key", "value", "bias"):
         check(made[name], getattr(right, name), gradient=True, magnitude=8.0)
+
+
+@FAMILY
+def test_two_batch_axes_and_shared_keys(family: ModuleType) -> None:
+    """One dispatch over two batch axes, whose keys and values are one entry's: a gradient for each."""
+    arrays = drawn(B=6)
+    bias = np.random.default_rng(5).standard_normal((6, 1, 19, 37)).astype(np.float32)
+    options = {"bias": bias, "is_causal": True, "query_offset": np.arange(6, dtype=np.int32)}
+    compare(family, arrays, batch=(2, 3), **options)
+    grad_out, query, key, value = arrays
+    made = run(family, grad_out, query, key[:1], value[:1], batch=(2, 3), **options)
+    right = reference_gradient(grad_out, query, *(np.broadcast_to(x[:1], x.shape) for x in (key, value)), **options)
+    for name, gradient in made.items():
+        check(gradient, getattr(right, name), gradient=True, magnitude=4.0)
+
+
+@FAMILY
+def test_a_prefix_or_a_window(family: ModuleType) -> None:
+    """Two clauses, one with a run-time bound; where the prefix is 0, rows before the window's first key keep none."""
+    prefix = np.array([0, 11], np.int32)
+    window = (Bound("lower", "diagonal", -8), Bound("upper", "diagonal", -3))
+    mask = _reference.prefix(37, prefix) | _reference.local(np.arange(19), 37, 8, -3)
+    compare(family, drawn(B=2), clauses=((Bound("upper", "constant", -1, "n"),), window), bound0=prefix, mask=mask)
+
+
+@FAMILY
+def test_chunks(family: ModuleType) -> None:
+    clauses = ((Bound("lower", "chunk", 8), Bound("upper", "chunk", 8), Bound("upper", "diagonal", 0)),)
+    rows = np.arange(40)
+    mask = _reference.chunked(rows, 37, 8) & _reference.causal(rows, 37)
+    compare(family, drawn(T=40), clauses=clauses, mask=mask)

@@ -1,4 +1,4 @@
-"""The choice of a backward family: the first that can serve the problem and suits the device, and why each was passed over."""
+"""The choice of a backward family: the first that serves the problem and suits the device; why others were passed."""
 
 from collections.abc import Mapping
 from types import ModuleType
@@ -24,7 +24,8 @@ def choose_backward(problem: GradientProblem, profile: DeviceProfile, implementa
         support = family.supports(problem, profile)
         if not support:
             raise UnsupportedError(
-                f"implementation {implementation!r} cannot serve this gradient: {support.reason}; use implementation=None"
+                f"implementation {implementation!r} cannot serve this gradient: {support.reason}; "
+                f"use implementation=None"
             )
         return family.variant(problem, profile).because((), f"asked for by implementation={implementation!r}")
     passed = []
@@ -39,7 +40,7 @@ def choose_backward(problem: GradientProblem, profile: DeviceProfile, implementa
 def plan(
     problem: GradientProblem, variant: Variant, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile
 ) -> Plan:
-    """The launches of a backward call with the chosen variant's family; `plan_gradient` says which operands it takes."""
+    """The launches of a backward call with the chosen variant's family; `plan_gradient` says which operands."""
     return _family(variant.family).plan(problem, call, operands, profile)
 
 

@@ -1,4 +1,4 @@
-"""The launches of one backward call, whichever family sweeps: statistics, sweeps over boxes, sums finished to gradients."""
+"""The launches of one backward call, whichever family sweeps: statistics, sweeps over boxes, sums made gradients."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from wgattn._runtime.profile import DeviceProfile, Limits
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A family's kernel that passes over keys (by query) or over query rows (by key and value), and its workgroups for a box."""
+    """A family's kernel that passes over keys (by query) or rows (by key and value), and its workgroups for a box."""
 
     variant: Variant
     workgroups: Callable[[Box], int]
@@ -38,9 +38,10 @@ def plan_gradient(
 ) -> Plan:
     """The plan of a backward call.
 
-    Operands are the forward's (query key value out bias mask and the small run-time arrays), residual (float32, B0 B1 T N), grad_out, and the
-    wanted results: grad_query grad_key grad_value laid out as their operands with every batch entry, grad_bias with size 1 on the axes that are
-    summed over, grad_sinks (N,), grad_scale of one number or one a batch entry; these three contiguous.
+    Operands are the forward's (query key value out bias mask and the small run-time arrays), residual (float32,
+    B0 B1 T N, contiguous), grad_out, and the wanted results: grad_query grad_key grad_value with every batch entry and
+    16-bit rows of whole words, grad_bias with size 1 on the axes that are summed over, grad_sinks (N,), grad_scale of
+    one number or one a batch entry; the last three contiguous.
     """
     rope, limits = call.rope, profile.limits
     swept = {**operands, "query": operands["query"], "key": operands["key"]}
@@ -49,8 +50,8 @@ def plan_gradient(
     gathered, statistics_at = gather(problem.sweep, operands)
     if sum(scratch.nbytes for scratch in gathered.scratch.values()) > limits.binding_bytes:
         raise UnsupportedError(
-            f"the statistics of all query rows take more than the {limits.binding_bytes:,} bytes that this device binds "
-            f"at once; call with a part of the batch or heads at a time"
+            f"the statistics of all query rows take more than the {limits.binding_bytes:,} bytes that this device "
+            f"binds at once; call with a part of the batch or heads at a time"
         )
     work = Work(problem, sweep_call(call, operands["query"].shape[4]), swept, gathered, statistics_at, limits)
     boxes, key_spans = _boxes(work, sweeps, limits)

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 
 from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem
-from wgattn._kernels.attention.backward.work import ADDING, GRAD_OUT, WORKGROUP, key_heads, shader, sums_binding, sweep_bindings
+from wgattn._kernels.attention.backward.work import (
+    ADDING,
+    GRAD_OUT,
+    WORKGROUP,
+    key_heads,
+    shader,
+    sums_binding,
+    sweep_bindings,
+)
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant
@@ -59,7 +67,7 @@ def _sweep(problem: GradientProblem, by: str) -> Variant:
 
 
 def _most(problem: GradientProblem, profile: DeviceProfile) -> tuple[int | None, int | None]:
-    """How many keys, and rows, fit in the loop turns an invocation has: a tile loops over both dims, then over its items."""
+    """How many keys, and rows, fit in the loop turns an invocation has: a tile loops over dims, then its items."""
     turns = profile.limits.loop_turns
     if turns is None:
         return None, None

@@ -18,8 +18,8 @@ WANTED: tuple[Wanted, ...] = ("query", "key", "value", "bias", "sinks", "scale")
 class GradientProblem:
     """A backward call, with everything that does not change a shader taken out.
 
-    `sweep` is what the kernels that pass over queries and keys see: q and k already rotated (then float32, and no rope is left), `out` standing for
-    grad_out in its dtype.
+    `sweep` is what the kernels that pass over queries and keys see: q and k already rotated (then they are float32, and
+    no rope is left), `out` standing for grad_out in its dtype.
     """
 
     forward: AttentionProblem
@@ -84,8 +84,9 @@ def sweep_call(call: Call, head_dim: int) -> Call:
 def stripped(problem: AttentionProblem, **kept: object) -> AttentionProblem:
     """A problem of rows alone: no keys, no scores; `kept` are the fields that stay."""
     bare = replace(
-        problem, query_dtype=float32, key_dtype=float32, value_dtype=float32, out_dtype=float32, keys=KeyRange(), bias=None, mask=False,
-        query_lengths=False, query_offset=False, sinks=False, softcap=False, run_time_scale=False, segments=False, rope=None, residual=None,
-        empty_rows=False, group=1, queries="many", head_dim=16, value_dim=16, exact_dims=True, vectors=(),
+        problem, query_dtype=float32, key_dtype=float32, value_dtype=float32, out_dtype=float32, keys=KeyRange(),
+        bias=None, mask=False, query_lengths=False, query_offset=False, sinks=False, softcap=False,
+        run_time_scale=False, segments=False, rope=None, residual=None, empty_rows=False, group=1, queries="many",
+        head_dim=16, value_dim=16, exact_dims=True, vectors=(),
     )  # fmt: skip
     return replace(bare, **kept)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Rows of heads before and after the sweeps: q and k rotated into float32, and sums rotated back, scaled and cast to the gradients."""
+"""Rows of heads before and after the sweeps: q and k rotated into float32; sums rotated back, scaled and cast."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +15,7 @@ from wgattn._kernels.rotation import Rope
 _PLACES: tuple[tuple[str, Scalar], ...] = tuple(
     (f"{name}_{field}", "u32") for name in ("source", "destination") for field in ("at", "b0", "b1", "i", "head")
 )
+_PAIRS: tuple[tuple[str, Scalar], ...] = (("rope_pairs", "u32"),)
 _FIELDS: tuple[tuple[str, Scalar], ...] = (
     *_PLACES, ("width", "u32"), ("heads", "u32"), ("length", "u32"), ("way", "i32"),
 )  # fmt: skip
@@ -22,7 +23,7 @@ _FIELDS: tuple[tuple[str, Scalar], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What happens to rows on their way: rotated as `rope` says (`way` -1: back), times the call's scale, plus the share of empty rows."""
+    """What happens to rows on their way: rotated (`way` -1: back), times the call's scale, plus the empty rows'."""
 
     of: Literal["query", "key", "value"]
     rope: Rope | None = None
@@ -34,7 +35,7 @@ class Rule:
 def move(
     work: Work, box: Box, rule: Rule, source: tuple[str, Operand], destination: tuple[str, Operand], width: int
 ) -> Launch:
-    """Rows (B0, B1, T or S, N or K, ·) of a box from `source` to `destination`, each a buffer's name and how the box's part lies in it."""
+    """Rows (B0, B1, T or S, N or K, ·) of a box from one array to another: each a buffer's name and the box's part."""
     (from_name, given), (to_name, made) = source, destination
     forward = work.problem.forward
     turned = rule.rope is not None
@@ -72,7 +73,7 @@ def move(
         "WITH_MEAN": rule.mean,
         "CHUNKS": chunks,
     }
-    fields = (*_FIELDS, *((("rope_pairs", "u32"),) if turned else ()))
+    fields = (*_FIELDS, *(_PAIRS if turned else ()))
     variant = shader(
         "rows", "-".join(words), "rows", left, tuple(bound), fields, tuple(own.items()), ROWS_ALONE, natural=False
     )

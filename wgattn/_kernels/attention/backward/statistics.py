@@ -1,4 +1,4 @@
-"""What is made of rows before the sweeps: their statistics, far rows once more, and the sum over rows that keep no key."""
+"""What is made of rows before the sweeps: their statistics, far rows once more, the sum over rows without keys."""
 
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.backward.problem import stripped
@@ -103,7 +103,8 @@ def empty_rows(work: Work, box: Box, add: bool) -> Launch:
     """The sum of grad_out over rows that keep no key, (batch, K, value_dim), into the scratch `mean`."""
     left = rows_alone(work)
     words = (
-        f"empty_rows-{short_name(left.out_dtype)}{'q' * bool(left.vectors)}-v{left.value_dim}{'p' * (not left.exact_dims)}",
+        f"empty_rows-{short_name(left.out_dtype)}{'q' * bool(left.vectors)}",
+        f"v{left.value_dim}{'p' * (not left.exact_dims)}",
         *(("qlen",) if left.query_lengths else ()),
     )
     bound = (

@@ -1,4 +1,7 @@
-"""Gradients that are sums over whole axes: of a bias over those it was broadcast on, of sinks and of a run-time scale. Parts in a fixed order."""
+"""Gradients that are sums over whole axes: of a bias over those it was broadcast on, of sinks, of a run-time scale.
+
+Every sum is made of parts that are added up in a fixed order.
+"""
 
 from wgattn._dtypes import float32, short_name
 from wgattn._kernels.attention.backward.problem import stripped
@@ -70,7 +73,8 @@ def scale_part(work: Work, box: Box, place: int) -> Launch:
         Binding("partial", "write", "f32"),
     )
     words = (
-        f"grad_scale-{short_name(left.query_dtype)}{'q' * bool(left.vectors)}-h{left.head_dim}{'p' * (not left.exact_dims)}",
+        f"grad_scale-{short_name(left.query_dtype)}{'q' * bool(left.vectors)}",
+        f"h{left.head_dim}{'p' * (not left.exact_dims)}",
         *(("qlen",) if left.query_lengths else ()),
     )
     variant = shader(
@@ -177,11 +181,12 @@ class BiasSums:
         return 4 * self.parts * self.elements
 
     def add(self, box: Box) -> Launch:
-        """The sums over a box of rows and keys. Boxes that differ in the axes summed over alone are added up in turn."""
+        """The sums over a box of rows and keys. Boxes that share their elements of the bias are added up in turn."""
         work, sweep = self.work, self.work.problem.sweep
         bound = sweep_bindings(sweep, Binding("partial", "write", "f32"))
         fields: tuple[tuple[str, Scalar], ...] = (
-            *GRAD_OUT, *ADDING, *_AXES_FIELDS, ("elements", "u32"), ("elements_all", "u32"), ("over", "u32"), ("part_size", "u32"), ("result_at", "u32"),
+            *GRAD_OUT, *ADDING, *_AXES_FIELDS,
+            ("elements", "u32"), ("elements_all", "u32"), ("over", "u32"), ("part_size", "u32"), ("result_at", "u32"),
         )  # fmt: skip
         variant = shader(
             "grad_bias",

@@ -1,4 +1,4 @@
-"""Tiled, backward: a workgroup a block of query rows or of keys, the other side staged in workgroup memory by turns. For GPUs."""
+"""Tiled, backward: a workgroup a block of query rows or keys; the other side streams by. For GPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MAX_SUMS = 32  # vec4 that a thread adds up in registers
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a workgroup's threads stand: `across` × `down`, each with `rows` × `items` pairs (`items` a multiple of 4)."""
+    """How threads stand: `across` × `down`, each with `rows` × `items` pairs (`items` a multiple of 4)."""
 
     across: int
     down: int
@@ -79,7 +79,10 @@ TILES = (
 
 
 def tile_of(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile | None:
-    """The first tile that fits the device, None where none does. Tuned by `backward_tiled_query_h64` and so on, a place in TILES."""
+    """The first tile that fits the device, None where none does.
+
+    Tuned by `backward_tiled_query_h64` and so on, a place in TILES.
+    """
     fitting = [
         tile
         for tile in TILES
@@ -174,7 +177,7 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
 
 
 def _most(problem: GradientProblem, profile: DeviceProfile, tile: Tile, by: str) -> int | None:
-    """How many streamed rows fit in the loop turns an invocation has: loops as they are written, the others are unrolled."""
+    """How many streamed rows fit in the loop turns an invocation has: loops that are not unrolled."""
     turns = profile.limits.loop_turns
     if turns is None:
         return None

@@ -36,7 +36,7 @@ ADDING: tuple[tuple[str, Scalar], ...] = (("statistics_at", "u32"), ("add", "u32
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A backward call: its sweeps' problem, call and operands (query and key rotated), its small arrays, the device's limits."""
+    """A backward call: its problem, the sweeps' call and operands (query and key rotated), small arrays, and limits."""
 
     problem: GradientProblem
     call: Call
@@ -56,7 +56,7 @@ def statistics_words(sweep: AttentionProblem) -> int:
 
 
 def gather(sweep: AttentionProblem, operands: Mapping[str, Operand]) -> tuple[Rows, int]:
-    """The small run-time arrays one after another in the buffer `rows`, and where every row's statistics follow them."""
+    """The small run-time arrays one after another in the buffer `rows`, and where the rows' statistics follow them."""
     b0, b1, queries, heads, _ = operands["query"].shape
     batch, at = b0 * b1, 0
     places: dict[str, tuple[int, int]] = {}
@@ -137,7 +137,7 @@ def launch(
     scale: float | None = None,
     **own: float,
 ) -> Launch:
-    """A dispatch of `variant` over a box: shared values by name, `own` beside them, buffers by their own name unless given."""
+    """A dispatch of `variant` over a box: shared values and `own` ones, buffers by their own name unless given."""
     call = work.call
     if problem.keys == KeyRange():
         call = Call(EVERY_KEY, call.scale, call.softcap)
