@@ -1,6 +1,7 @@
 """Floor 1: the device, and Programs run on it. Nothing above this floor touches a WebGPU library."""
 
 from .current import adapter_report as adapter_report
+from .current import check_not_forked as check_not_forked
 from .current import choose_adapter as choose_adapter
 from .current import current_profile as current_profile
 from .current import device as device

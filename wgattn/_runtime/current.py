@@ -28,7 +28,7 @@ def device() -> Device:
     found = _current
     if found is not None and not _forked and not found.is_lost():
         return found
-    _check_not_forked()
+    check_not_forked()
     with _lock:
         if _current is None or _current.is_lost():
             library = providers.provider()
@@ -45,7 +45,7 @@ def current_profile() -> DeviceProfile:
 
 def list_adapters() -> tuple[AdapterInfo, ...]:
     """The adapters of this machine, without making a device. Empty where there is no driver."""
-    _check_not_forked()
+    check_not_forked()
     return tuple(providers.describe(i, a) for i, a in enumerate(providers.provider().adapters()))
 
 
@@ -113,7 +113,8 @@ def _check_unused(what: str) -> None:
         )
 
 
-def _check_not_forked() -> None:
+def check_not_forked() -> None:
+    """Raise WgattnError in a child that was forked from a process with a device."""
     if _forked:
         raise WgattnError(FORKED)
 

@@ -1,0 +1,7 @@
+"""wgattn inside JAX programs: attention under jit, grad, vmap, scan and shard_map, as callbacks to the device.
+
+out = jax.jit(wgattn.jax.dot_product_attention)(query, key, value)    # as jax.nn.dot_product_attention
+"""
+
+from ._attention import dot_product_attention as dot_product_attention
+from ._callback import last_error as last_error

@@ -1,0 +1,116 @@
+"""dot_product_attention for JAX programs: jax.nn's call, computed by wgattn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from wgattn import masks
+from wgattn._array import Array
+from wgattn._bind import check_implementation, residual_dtype_of, softcap_of, window
+from wgattn._dtypes import canonical
+from wgattn._kernels.rotation import Rope
+
+from ._batching import Batching
+from ._callback import HostProgram, check_backend, vary, varying_axes
+from ._recorded import Spec, avals_of, forward_program
+from ._transforms import attention
+
+ArrayLike = Any
+CHOOSE = (None, "xla", "cudnn")
+
+
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Mask | None = None,
+    *,
+    scale: float | ArrayLike | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    residual_dtype: Any = None,
+    rope: Rope | None = None,
+) -> Any:
+    """`jax.nn.dot_product_attention`, computed by wgattn: what that takes and gives, with wgattn's extensions.
+
+    query (B)TNH, key (B)SKH, value (B)SKHv, float32, float16 or bfloat16; the result is query's shape with Hv for H.
+    `wgattn.nn.dot_product_attention` says what each argument means; here they are JAX arrays, traced or not, and
+    `implementation` None, "xla" and "cudnn" all mean that wgattn chooses. A mask may be a value of `wgattn.masks`, its
+    run-time parts JAX arrays. Gradients flow to query, key, value, bias, sinks, and a scale that is an array.
+
+    Raises ValueError and TypeError for what does not fit, while JAX traces; UnsupportedError on a JAX backend that
+    cannot call back. What fails at run time is JAX's error with the original's type and text; `last_error()` gives it.
+
+    Example:
+        >>> q = jnp.ones((2, 5, 8, 64)); kv = jnp.ones((2, 7, 2, 64))
+        >>> jax.jit(wgattn.jax.dot_product_attention)(q, kv, kv).shape
+        (2, 5, 8, 64)
+    """
+    check_backend()
+    if return_residual is False and residual_dtype is not None:
+        raise ValueError("residual_dtype is given without return_residual=True: there would be no residual to cast")
+    if implementation not in CHOOSE:
+        check_implementation(implementation)  # type: ignore[arg-type]
+    if rope is not None and not isinstance(rope, Rope):
+        raise TypeError(f"rope takes a wgattn.nn.Rope; got {type(rope).__name__}")
+    given = {"query": query, "key": key, "value": value, "bias": bias}
+    given["mask"] = None if isinstance(mask, masks.Mask) else mask
+    given |= {"query_lengths": query_seq_lengths, "key_value_lengths": key_value_seq_lengths}
+    given |= {"query_offset": query_offset, "sinks": sinks}
+    clauses = None
+    if isinstance(mask, masks.Mask):
+        clauses, sources, ids = masks.bind(mask)
+        given |= dict(zip(("query_segments", "key_segments"), ids or (), strict=False))
+        given |= {f"bound{n}": source for n, source in enumerate(sources)}
+    static_scale = scale if isinstance(scale, int | float | np.generic) else None
+    given["scale"] = None if static_scale is not None else scale
+    operands = {name: operand(x) for name, x in given.items() if x is not None}
+    spec = Spec(
+        names=tuple(operands),
+        clauses=clauses,
+        scale=None if static_scale is None else float(static_scale),
+        is_causal=bool(is_causal),
+        window=None if local_window_size is None else window(local_window_size),
+        softcap=softcap_of(softcap),
+        rope=rope,
+        implementation=None if implementation in CHOOSE else implementation,
+        residual=bool(return_residual),
+    )
+    arrays = list(operands.values())
+    checked = forward_program(spec, Batching.none(len(arrays)), avals_of(arrays))
+    if any(0 in x.shape for x in arrays[:3]):
+        out, *kept = _without_keys(checked, operands.get("sinks"))
+    else:
+        varying = varying_axes(arrays)
+        out, *kept = attention(spec)(*(vary(x, varying) for x in arrays))
+    if not return_residual:
+        return out
+    return out, lax.stop_gradient(kept[0]).astype(residual_dtype_of(residual_dtype, np.dtype(operands["key"].dtype)))
+
+
+def operand(x: Any) -> jax.Array:
+    """x as a JAX array of a type that wgattn has; 64-bit ones become 32-bit."""
+    array = jnp.asarray(np.asarray(x) if isinstance(x, Array) else x)
+    dtype = canonical(array.dtype)
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+def _without_keys(program: HostProgram, sinks: jax.Array | None) -> Sequence[jax.Array]:
+    """The results where an axis is empty: zeros, the residual -inf or each head's sink."""
+    out, *kept = (jnp.zeros(aval.shape, aval.dtype) for aval in program.results)
+    empty = jnp.float32(-jnp.inf) if sinks is None else sinks.astype(jnp.float32)
+    return out, *(jnp.broadcast_to(empty, x.shape) for x in kept)

@@ -1,0 +1,88 @@
+"""Axes that vmap maps, as batch axes of one attention call: an operand without such an axis has stride 0 there."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from wgattn._array import Array
+from wgattn._functions import broadcast_to
+
+# How many of an operand's last axes are no batch axes; for the rest, one number a batch entry, none.
+TAILS = {"query": 3, "key": 3, "value": 3, "bias": 3, "mask": 3, "query_segments": 1, "key_segments": 1, "sinks": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The sizes of the mapped axes, outermost first, and for each operand which of them stand in front of its own."""
+
+    sizes: tuple[int, ...]
+    mapped: tuple[tuple[bool, ...], ...]
+
+    @classmethod
+    def none(cls, operands: int) -> "Batching":
+        """Nothing is mapped."""
+        return cls((), ((),) * operands)
+
+    def mapped_again(self, size: int, operands: Sequence[bool]) -> "Batching":
+        """With one axis more, outermost, which some operands have."""
+        return Batching((size, *self.sizes), tuple((new, *old) for new, old in zip(operands, self.mapped, strict=True)))
+
+    def without(self, axis: int) -> "Batching":
+        """With one axis fewer."""
+        left = [i for i in range(len(self.sizes)) if i != axis]
+        return Batching(
+            tuple(self.sizes[i] for i in left), tuple(tuple(flags[i] for i in left) for flags in self.mapped)
+        )
+
+    def own_shape(self, operand: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """An operand's shape without the mapped axes."""
+        return shape[sum(self.mapped[operand]) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """An operand as batch entries: how many along each mapped axis and B (the axis's size, or 1), and an entry's shape."""
+
+    counts: tuple[int, ...]
+    tail: tuple[int, ...]
+
+
+def entries(name: str, own: tuple[int, ...], sizes: Sequence[int], mapped: Sequence[bool]) -> Entries:
+    """The entries of an operand whose shape without mapped axes is `own`, which may lack axes on the left."""
+    tail = TAILS.get(name, 0)
+    padded = (1,) * (tail + 1 - len(own)) + own
+    return Entries((*(n if has else 1 for n, has in zip(sizes, mapped, strict=True)), padded[0]), padded[1:])
+
+
+def split_point(axes: Sequence[int], operands: Mapping[str, Entries]) -> int:
+    """How many of the batch axes become B0; the rest become B1. The split that copies the fewest elements.
+
+    An operand that has some, but not all, of the axes that become one has no stride for it, and is copied.
+    """
+
+    def copied(at: int) -> int:
+        parts = slice(0, at), slice(at, None)
+        return sum(
+            math.prod(axes) * math.prod(x.tail)
+            for x in operands.values()
+            if any(_mixed(x.counts[part], axes[part]) for part in parts)
+        )
+
+    return min(range(len(axes) + 1), key=lambda at: (copied(at), abs(at - len(axes) + 1)))
+
+
+def merged(x: Array, own: Entries, axes: tuple[int, ...], at: int) -> Array:
+    """x as (B0 or 1, B1 or 1, *tail): the batch axes before and behind `at` joined, where it has them."""
+    outer, inner = (
+        axes[part] if _mixed(own.counts[part], axes[part]) else own.counts[part]
+        for part in (slice(0, at), slice(at, None))
+    )
+    x = x.reshape((*own.counts, *own.tail))
+    whole = (*outer, *inner)
+    if whole != own.counts:
+        x = broadcast_to(x, (*whole, *own.tail))
+    return x.reshape((math.prod(outer), math.prod(inner), *own.tail))
+
+
+def _mixed(counts: Sequence[int], axes: Sequence[int]) -> bool:
+    return len({mine == 1 for mine, size in zip(counts, axes, strict=True) if size > 1}) > 1

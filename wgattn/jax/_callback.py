@@ -1,0 +1,131 @@
+"""A traced wgattn function as a callback of JAX: NumPy arrays in, one run on the device, NumPy arrays out."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from wgattn import _run, _runtime
+from wgattn._errors import UnsupportedError
+from wgattn._graph.graph import Aval, View
+from wgattn._record import Stored
+from wgattn._graph.operations import Input
+from wgattn._trace import Traced
+
+CALLBACK_PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
+
+_last: BaseException | None = None
+
+
+def last_error() -> BaseException | None:
+    """The exception that ended the last failed call inside a JAX program; None where none has failed.
+
+    JAX raises an error of its own, whose message carries the original's type and text.
+
+    Example:
+        >>> wgattn.jax.last_error() is None
+        True
+    """
+    return _last
+
+
+class HostProgram:
+    """What JAX calls back: a traced function that is compiled at its first run. Safe from any thread; uses no jax."""
+
+    def __init__(self, traced: Traced) -> None:
+        self._traced = traced
+        self._program: Any = None
+        self._compiling = threading.Lock()
+        inputs = {n.operation.index: n.avals[0] for n in traced.graph.nodes if isinstance(n.operation, Input)}
+        self._arguments = tuple(inputs[i] for i in range(traced.arguments))
+        self.results = _avals(traced, self._arguments)
+
+    def __call__(self, *given: Any) -> tuple[np.ndarray, ...]:
+        """The results for these arguments, row-major."""
+        global _last
+        try:
+            return self.run([np.asarray(x) for x in given])
+        except BaseException as error:
+            _last = error
+            raise
+
+    def run(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """The results for NumPy arrays, row-major."""
+        made: list[np.ndarray] = []
+        if self._traced.graph.outputs:
+            made = self._validated(arrays) if _run.validating() else self._computed(arrays)
+        return tuple(
+            made[x] if kind == "computed" else arrays[x] if kind == "argument" else np.asarray(x)
+            for kind, x in self._traced.sources
+        )
+
+    def compiled(self) -> Any:
+        """The program on the device; made at the first call."""
+        if self._program is None:
+            with self._compiling:
+                if self._program is None:
+                    self._program = _run.executable(self._graph())
+        return self._program
+
+    def _graph(self) -> Any:
+        views = tuple(View.natural(aval.shape) for aval in self._arguments)
+        return self._traced.graph_for((*views, *self._traced.captured_layouts()))
+
+    def _computed(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        program = self.compiled()
+        given: list[Any] = [*arrays, *self._traced.captured]
+        for number in program.schedule.arguments:
+            x = given[number]
+            given[number] = _runtime.upload(x) if isinstance(x, np.ndarray) else _run.stored(*x).buffer
+        return [_run.download(*output) for output in program.run(given)]
+
+    def _validated(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        inputs: list[Stored] = [_run.upload(x) for x in arrays]
+        inputs += [_run.stored(step, result) for step, result in self._traced.captured]
+        found = _run.run(self._graph(), inputs, validate=True)
+        outputs = self._traced.graph.outputs
+        dtypes = [self._traced.graph.aval(use).dtype for use in outputs]
+        return [_run.download(x.buffer, x.view, dtype) for x, dtype in zip(found, dtypes, strict=True)]
+
+
+def _avals(traced: Traced, arguments: Sequence[Aval]) -> tuple[Aval, ...]:
+    """The avals of the function's results, in order."""
+    computed = [traced.graph.aval(use) for use in traced.graph.outputs]
+    return tuple(
+        x._aval if kind == "value" else computed[x] if kind == "computed" else arguments[x]
+        for kind, x in traced.sources
+    )
+
+
+def run_in_jax(program: HostProgram, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The results of `program` for these arrays, as values of the JAX program that is being traced or run."""
+    shapes = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.results)
+    varying = varying_axes(arrays)
+    return tuple(vary(x, varying) for x in jax.pure_callback(program, shapes, *arrays, vmap_method="sequential"))
+
+
+def varying_axes(arrays: Sequence[jax.Array]) -> frozenset[str]:
+    """The mesh axes of `shard_map` over which any of these differ from device to device."""
+    return frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in arrays))
+
+
+def vary(x: jax.Array, axes: frozenset[str]) -> jax.Array:
+    """x as one that differs over these mesh axes: its cotangents are summed over those that are new."""
+    new = tuple(sorted(axes - getattr(jax.typeof(x), "vma", frozenset())))
+    return lax.pcast(x, new, to="varying") if new else x
+
+
+def check_backend() -> None:
+    """Raise where JAX's default device cannot call back, or this process was forked from one that has a device."""
+    _runtime.check_not_forked()
+    chosen: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+    platform = chosen if isinstance(chosen, str) else jax.default_backend() if chosen is None else chosen.platform
+    if platform not in CALLBACK_PLATFORMS:
+        raise UnsupportedError(
+            f"wgattn.jax runs as a callback, which JAX's {platform} backend cannot lower; it can on "
+            f"{', '.join(CALLBACK_PLATFORMS)}. Start with JAX_PLATFORMS=cpu, or put the call under "
+            "jax.default_device(jax.devices('cpu')[0])"
+        )

@@ -1,0 +1,168 @@
+"""An attention call of JAX as functions that wgattn records: one example's, and all that vmap maps in one call."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from wgattn import masks, nn
+from wgattn._array import Array, apply
+from wgattn._dtypes import float32
+from wgattn._functions import broadcast_to, concatenate
+from wgattn._graph.operations import Rotate
+from wgattn._jit import JitFunction, jit
+from wgattn._kernels.attention.problem import Call, Clause
+from wgattn._kernels.rotation import Rope
+
+from ._batching import Batching, Entries, entries, merged, split_point
+from ._callback import HostProgram
+
+DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks", "scale")
+Avals = tuple[tuple[tuple[int, ...], np.dtype], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """All that is static in a call: the names of its operands in order, and its options."""
+
+    names: tuple[str, ...]
+    clauses: tuple[Clause, ...] | None = None  # of a mask value, whose run-time values are operands
+    scale: float | None = None
+    is_causal: bool = False
+    window: tuple[int, int] | None = None
+    softcap: float | None = None
+    rope: Rope | None = None
+    implementation: str | None = None
+    residual: bool = False
+
+    def ranges(self, operands: dict[str, Array]) -> masks.Mask | None:
+        """The mask value, with its run-time values from `operands`."""
+        if self.clauses is None:
+            return None
+        sources = tuple(x for name, x in operands.items() if name.startswith("bound"))
+        ids = (operands["query_segments"], operands["key_segments"]) if "query_segments" in operands else None
+        return masks.Mask(self.clauses, sources, ids)
+
+
+def avals_of(arrays: Sequence[jax.Array]) -> Avals:
+    """The shapes and dtypes of arrays."""
+    return tuple((x.shape, np.dtype(x.dtype)) for x in arrays)
+
+
+@lru_cache(maxsize=1024)
+def forward_program(spec: Spec, batching: Batching, avals: Avals) -> HostProgram:
+    """The program of a call: out, and the float32 residual where it is kept. Raises what `nn` raises, without a device."""
+    return _program(_forward(spec, batching), avals)
+
+
+def _program(recorded: JitFunction, avals: Avals) -> HostProgram:
+    return HostProgram(recorded.lower(*(jax.ShapeDtypeStruct(*aval) for aval in avals))._traced)
+
+
+@lru_cache(maxsize=1024)
+def _forward(spec: Spec, batching: Batching) -> JitFunction:
+    def attention(*arrays: Array) -> tuple[Array, ...]:
+        return attend(spec, batching, arrays)
+
+    return jit(attention)
+
+
+def attend(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """out, with the mapped axes in front, and the float32 residual where it is kept."""
+    if not batching.sizes:
+        return _one_example(spec, dict(zip(spec.names, arrays, strict=True)))
+    if "sinks" in spec.names and any(batching.mapped[spec.names.index("sinks")]):
+        return _each_its_sinks(spec, batching, arrays)
+    return _together(spec, batching, arrays)
+
+
+def _one_example(spec: Spec, operands: dict[str, Array]) -> tuple[Array, ...]:
+    """The call as `nn` records it, and checks it."""
+    result = nn.dot_product_attention(
+        operands["query"], operands["key"], operands["value"], operands.get("bias"),
+        operands["mask"] if "mask" in operands else spec.ranges(operands),
+        scale=operands.get("scale", spec.scale),
+        is_causal=spec.is_causal,
+        query_seq_lengths=operands.get("query_lengths"),
+        key_value_seq_lengths=operands.get("key_value_lengths"),
+        local_window_size=spec.window,
+        implementation=spec.implementation,
+        return_residual=spec.residual,
+        softcap=spec.softcap,
+        sinks=operands.get("sinks"),
+        query_offset=operands.get("query_offset"),
+        residual_dtype=float32 if spec.residual else None,
+        rope=spec.rope,
+    )  # fmt: skip
+    return result if spec.residual else (result,)
+
+
+def _each_its_sinks(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """A call for each entry of an axis along which sinks differ: kernels read one (N,)."""
+    axis = batching.mapped[spec.names.index("sinks")].index(True)
+    left, found = batching.without(axis), []
+    for entry in range(batching.sizes[axis]):
+        parts = [
+            x[(slice(None),) * sum(flags[:axis]) + (entry,)] if flags[axis] else x
+            for x, flags in zip(arrays, batching.mapped, strict=True)
+        ]
+        found.append(attend(spec, left, parts))
+    new = (slice(None),) * axis + (None,)
+    return tuple(concatenate([part[new] for part in parts], axis=axis) for parts in zip(*found, strict=True))
+
+
+def _together(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """All mapped axes and B as the two batch axes that attention takes: one call."""
+    owns = [batching.own_shape(i, x.shape) for i, x in enumerate(arrays)]
+    parts = {
+        name: entries(name, own, batching.sizes, flags)
+        for name, own, flags in zip(spec.names, owns, batching.mapped, strict=True)
+    }
+    axes = (*batching.sizes, parts["query"].counts[-1])
+    at = split_point(axes, parts)
+    batch = math.prod(axes[:at]), math.prod(axes[at:])
+    operands = {name: merged(x, parts[name], axes, at) for name, x in zip(spec.names, arrays, strict=True)}
+    operands = {name: _small(x, parts[name]) if len(parts[name].tail) < 2 else x for name, x in operands.items()}
+    operands["query"] = broadcast_to(operands["query"], (*batch, *parts["query"].tail))
+    ranges = masks.full() if spec.clauses is None else spec.ranges(operands)
+    assert ranges is not None
+    if spec.is_causal:
+        ranges = ranges & masks.causal()
+    if spec.window is not None:
+        ranges = ranges & masks.local(*spec.window)
+    clauses, sources, _ = masks.bind(ranges)
+    operands = {name: x for name, x in operands.items() if not name.startswith("bound")}
+    operands |= {f"bound{n}": source for n, source in enumerate(sources)}
+    for name in ("sinks", "scale"):
+        if name in operands:
+            operands[name] = operands[name].astype(float32)
+    if spec.rope is not None:
+        operands["query"], operands["key"] = _rotated(spec.rope, operands)
+    scale = 1.0 if "scale" in operands else spec.scale
+    call = Call(clauses, scale, spec.softcap, None, float32 if spec.residual else None)
+    out, residual = nn._record(operands, call, operands["query"].dtype, spec.implementation)
+    lead = (*batching.sizes, *owns[0][:-3])
+    T, N = parts["query"].tail[:2]
+    out = out.reshape((*lead, T, N, parts["value"].tail[-1]))
+    return (out,) if residual is None else (out, residual.reshape((*lead, T, N)))
+
+
+def _small(x: Array, own: Entries) -> Array:
+    """A run-time value without batch axes where all entries share it."""
+    return x.reshape(own.tail) if math.prod(own.counts) == 1 else x
+
+
+def _rotated(rope: Rope, operands: dict[str, Array]) -> tuple[Array, Array]:
+    """query at i + query_offset and key at j, each as it lies before it is broadcast."""
+    query, key, offset = operands["query"], operands["key"], operands.get("query_offset")
+    flat = query.reshape((-1, *query.shape[2:]))
+    if offset is None:
+        turned = apply(Rotate(rope), flat)
+    else:
+        at = offset if offset.shape == () else broadcast_to(offset, query.shape[:2]).reshape((-1,))
+        turned = apply(Rotate(rope, "offset"), flat, at)
+    return turned.reshape(query.shape), apply(Rotate(rope), key.reshape((-1, *key.shape[2:]))).reshape(key.shape)
