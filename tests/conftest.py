@@ -1,6 +1,7 @@
 """What every test shares: types checked as the package is imported, hypothesis profiles, and which tests run."""
 
 import importlib
+import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ with typechecker.known_kinds():
 
 hypothesis.settings.register_profile("ci", max_examples=20, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=10_000, deadline=None)
-hypothesis.settings.load_profile("ci")
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 GRID_SAMPLE = 24  # without --grid, one case in so many of each grid test runs
 

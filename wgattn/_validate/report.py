@@ -179,7 +179,7 @@ def _jax_rows(
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray], options: Mapping[str, Any], rows: np.ndarray
 ) -> np.ndarray:
     """jax.nn over some query rows, a block of them at a time, with every mask made dense for the block."""
-    import jax
+    import jax.nn
 
     query, key, value = (x if x.ndim == 4 else x[None] for x in arrays)
     (B, T, N, _), S = query.shape, key.shape[1]
