@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from wgattn import _reference
 from wgattn._graph import operations as op
 from wgattn._graph.graph import Graph, Node, Use, View
 from wgattn._kernels.attention.problem import Call, Clause
+from wgattn._reference_gradient import attention_gradient
 
 FUNCTIONS = {"where": np.where, "exp": np.exp, "divide": np.divide} | {
     name: getattr(np, name)
@@ -56,6 +58,8 @@ def _results(node: Node, given: list[np.ndarray], arguments: Sequence[np.ndarray
     match node.operation:
         case op.Attention():
             return _attention(node.operation, given)
+        case op.AttentionGradient():
+            return _attention_gradient(node.operation, given)
         case op.Input(index):
             return (arguments[index],)
         case op.Constant(value):
@@ -116,7 +120,18 @@ def _attention(attention: op.Attention, given: list[np.ndarray]) -> tuple[np.nda
 
 def _entry(name: str, x: np.ndarray, index: int, count: int) -> np.ndarray:
     """An operand of entry `index`: those with a batch of their own have one axis more than a plain call's."""
-    per_batch = {"query": 5, "key": 5, "value": 5, "bias": 5, "mask": 5, "query_segments": 3, "key_segments": 3}
+    per_batch = {
+        "query": 5,
+        "key": 5,
+        "value": 5,
+        "out": 5,
+        "grad_out": 5,
+        "residual": 4,
+        "bias": 5,
+        "mask": 5,
+        "query_segments": 3,
+        "key_segments": 3,
+    }
     if name in ("sinks", "scale") or x.ndim < per_batch.get(name, 2):
         return x
     assert x.shape[0] in (1, count)
@@ -124,7 +139,34 @@ def _entry(name: str, x: np.ndarray, index: int, count: int) -> np.ndarray:
 
 
 def _one(attention: op.Attention, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-    query, key, call = operands["query"], operands["key"], attention.call
+    found = _reference.attention(**_options(attention.call, operands))
+    return (found.out,) if attention.call.residual is None else (found.out, found.residual)
+
+
+def _attention_gradient(gradient: op.AttentionGradient, given: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """As `_attention`; what all entries of a second batch axis share has the sum of their gradients."""
+    operands = dict(zip(gradient.operands, given, strict=True))
+    count = operands["query"].shape[0] if operands["query"].ndim == 5 else None
+    parts = (
+        [operands]
+        if count is None
+        else [{name: _entry(name, x, i, count) for name, x in operands.items()} for i in range(count)]
+    )
+    found = [attention_gradient(part["grad_out"], **_options(gradient.call, part)) for part in parts]
+    results = []
+    for name in gradient.wanted:
+        each = [np.asarray(getattr(one, name)) for one in found]
+        whole = each[0] if count is None else np.stack(each)
+        if name == "scale":
+            whole = whole * (1.0 if gradient.call.scale is None else gradient.call.scale)
+        shared = count is not None and (name in ("sinks", "scale") or (name == "bias" and operands[name].ndim < 5))
+        results.append(whole.sum(0) if shared else whole)
+    return tuple(results)
+
+
+def _options(call: Call, operands: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What the reference takes for a call of one batch axis."""
+    query, key = operands["query"], operands["key"]
     batch = query.shape[0]
     value = np.broadcast_to(operands["value"], (batch, *operands["value"].shape[1:]))
     key = np.broadcast_to(key, (batch, *key.shape[1:]))
@@ -136,22 +178,21 @@ def _one(attention: op.Attention, operands: dict[str, np.ndarray]) -> tuple[np.n
     if "query_segments" in operands:
         asked, stored = (np.atleast_2d(operands[name]) for name in ("query_segments", "key_segments"))
         keep = keep & (asked[:, None, :, None] == stored[:, None, None, :])
-    found = _reference.attention(
-        query,
-        key,
-        value,
-        operands.get("bias"),
-        np.broadcast_to(keep, (*keep.shape[:2], query.shape[1], key.shape[1])),
-        scale=(1 / math.sqrt(query.shape[-1]) if call.scale is None else call.scale)
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "bias": operands.get("bias"),
+        "mask": np.broadcast_to(keep, (*keep.shape[:2], query.shape[1], key.shape[1])),
+        "scale": (1 / math.sqrt(query.shape[-1]) if call.scale is None else call.scale)
         * float(operands.get("scale", 1.0)),
-        query_seq_lengths=operands.get("query_lengths"),
-        key_value_seq_lengths=operands.get("key_value_lengths"),
-        softcap=call.softcap,
-        sinks=operands.get("sinks"),
-        query_offset=operands.get("query_offset"),
-        rope=call.rope,
-    )
-    return (found.out,) if call.residual is None else (found.out, found.residual)
+        "query_seq_lengths": operands.get("query_lengths"),
+        "key_value_seq_lengths": operands.get("key_value_lengths"),
+        "softcap": call.softcap,
+        "sinks": operands.get("sinks"),
+        "query_offset": operands.get("query_offset"),
+        "rope": call.rope,
+    }
 
 
 def kept(call: Call, positions: np.ndarray, keys: np.ndarray, operands: dict[str, np.ndarray]) -> np.ndarray:

@@ -126,11 +126,28 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionGradient:
+    """The gradients of an attention call by its `wanted` operands, each a result in its own of `dtypes`.
+
+    Wanted are any of query, key, value, bias, sinks and scale. `operands` names the uses in order: those of the
+    Attention, then its out and float32 residual, and grad_out, which has out's shape. Results have their operand's
+    shape, but every batch entry where key or value are shared by all.
+    """
+
+    operands: tuple[str, ...]
+    call: Call
+    wanted: tuple[str, ...]
+    dtypes: tuple[np.dtype, ...]
+    implementation: str | None = None  # a backward family
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A use made contiguous; the rewriter adds it where a kernel cannot take a view."""
 
 
 Operation = (
-    Input | Constant | Reshape | Transpose | Slice | BroadcastTo | Repeat | Cast | Elementwise | Sum | Pad | Concatenate | Rotate | Attention | Copy
+    Input | Constant | Reshape | Transpose | Slice | BroadcastTo | Repeat | Cast | Elementwise | Sum | Pad | Concatenate
+    | Rotate | Attention | AttentionGradient | Copy
 )  # fmt: skip
 VIEWS = (Reshape, Transpose, Slice, BroadcastTo)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from wgattn._kernels.attention.problem import ROW_OPERANDS
 from .graph import Aval, Node, Use, View
 from .operations import (
     Attention,
+    AttentionGradient,
     BroadcastTo,
     Cast,
     Concatenate,
@@ -28,6 +30,7 @@ from .operations import (
 ARITHMETIC = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 LOGICAL = ("logical_and", "logical_or", "logical_not")
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+GRADIENTS = ("query", "key", "value", "bias", "sinks", "scale")
 _OPERANDS = {"negative": 1, "exp": 1, "logical_not": 1, "where": 3}
 
 
@@ -47,7 +50,10 @@ def attention_layout(aval: Aval, store: tuple[int, ...] | None = None) -> View:
 
 
 def node(operation: object, uses: tuple[Use, ...], operands: Sequence[Aval]) -> Node:
-    """The Node of `operation` on uses whose avals are `operands`. All results but attention's out lie row-major."""
+    """The Node of `operation` on uses whose avals are `operands`.
+
+    All results lie row-major, attention's out and the gradients of its rows with 16-bit rows of whole words.
+    """
     return written(operation, uses, infer(operation, operands))
 
 
@@ -56,6 +62,10 @@ def written(operation: object, uses: tuple[Use, ...], avals: tuple[Aval, ...]) -
     layouts = [View.natural(aval.shape) for aval in avals]
     if isinstance(operation, Attention):
         layouts[0] = attention_layout(avals[0], operation.store)
+    if isinstance(operation, AttentionGradient):
+        rows = ("query", "key", "value")
+        pairs = enumerate(zip(operation.wanted, avals, strict=True))
+        layouts = [attention_layout(aval) if name in rows else layouts[at] for at, (name, aval) in pairs]
     return Node(operation, uses, avals, tuple(layouts))
 
 
@@ -66,6 +76,8 @@ def infer(operation: object, operands: Sequence[Aval]) -> tuple[Aval, ...]:
             return (_elementwise(operation, operands),)
         case Attention():
             return _attention(operation, operands)
+        case AttentionGradient():
+            return _attention_gradient(operation, operands)
         case Concatenate():
             return (_concatenate(operation, operands),)
         case Rotate():
@@ -206,6 +218,31 @@ def _attention(operation: Attention, operands: Sequence[Aval]) -> tuple[Aval, ..
     if operation.call.residual is None:
         return (out,)
     return out, Aval((*batch, T, N), operation.call.residual)
+
+
+def _attention_gradient(operation: AttentionGradient, operands: Sequence[Aval]) -> tuple[Aval, ...]:
+    given = dict(zip(operation.operands, operands, strict=True))
+    forward = tuple(name for name in operation.operands if name not in ("out", "residual", "grad_out"))
+    call = replace(operation.call, residual=float32)
+    out, residual = _attention(Attention(forward, call, given["out"].dtype), [given[name] for name in forward])
+    for name, right in (("out", out), ("grad_out", out), ("residual", residual)):
+        if given[name].shape != right.shape:
+            raise ValueError(f"attention's gradient: {name} has shape {given[name].shape}, the call's is {right.shape}")
+    for name in ("out", "grad_out"):
+        if given[name].dtype not in FLOATS:
+            raise TypeError(f"attention's gradient: {name} must not be {given[name].dtype.name}")
+    if given["residual"].dtype != float32:
+        raise TypeError(f"attention's gradient takes a float32 residual; got {given['residual'].dtype.name}")
+    batch = given["query"].shape[:-3]
+    found = []
+    for name, dtype in zip(operation.wanted, operation.dtypes, strict=True):
+        if name not in GRADIENTS or name not in given:
+            raise ValueError(f"attention has no gradient by {name}: the call's operands are {', '.join(forward)}")
+        if dtype not in FLOATS or (name == "sinks" and dtype != float32):
+            raise TypeError(f"attention's gradient by {name} must not be {dtype.name}")
+        shape = given[name].shape
+        found.append(Aval((*batch, *shape[len(batch) :]) if name in ("key", "value") else shape, dtype))
+    return tuple(found)
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

@@ -1,5 +1,6 @@
 """The text form of a graph: a line an operation, names in order, attention in words. Equal graphs give equal text."""
 
+from dataclasses import replace
 from itertools import zip_longest
 
 from wgattn._dtypes import short_name
@@ -9,6 +10,7 @@ from wgattn._kernels.rotation import Rope
 from .graph import Graph, Node, Use, View
 from .operations import (
     Attention,
+    AttentionGradient,
     BroadcastTo,
     Cast,
     Concatenate,
@@ -140,6 +142,8 @@ def _operation(graph: Graph, node: Node, names: dict[tuple[int, int], str]) -> l
     operation = node.operation
     if isinstance(operation, Attention):
         return _attention(graph, node, operation, names)
+    if isinstance(operation, AttentionGradient):
+        return _attention_gradient(graph, node, operation, names)
     operands = " ".join(_used(graph, use, names) for use in node.uses)
     match operation:
         case Reshape(shape) | BroadcastTo(shape):
@@ -177,10 +181,35 @@ def _operation(graph: Graph, node: Node, names: dict[tuple[int, int], str]) -> l
 
 def _attention(graph: Graph, node: Node, operation: Attention, names: dict[tuple[int, int], str]) -> list[str]:
     given = dict(zip(operation.operands, node.uses, strict=True))
-    call = operation.call
+    query = graph.aval(given["query"])
+    words = _call("attention", graph, given, operation.call, names)
+    if node.avals[0].dtype != query.dtype:
+        words.append(f"as {short_name(node.avals[0].dtype)}")
+    if operation.store is not None:
+        axes = _axes("query", query.ndim)
+        words.append(f"stored [{','.join(axes[axis] for axis in operation.store)}]")
+    if operation.implementation is not None:
+        words.append(f"implementation={operation.implementation}")
+    return words
+
+
+def _attention_gradient(
+    graph: Graph, node: Node, operation: AttentionGradient, names: dict[tuple[int, int], str]
+) -> list[str]:
+    given = dict(zip(operation.operands, node.uses, strict=True))
+    cotangent = _used(graph, given.pop("grad_out"), names)
+    head = f"attention_gradient {cotangent} by {','.join(operation.wanted)} of"
+    words = _call(head, graph, given, replace(operation.call, residual=None), names)
+    if operation.implementation is not None:
+        words.append(f"implementation={operation.implementation}")
+    return words
+
+
+def _call(head: str, graph: Graph, given: dict[str, Use], call: Call, names: dict[tuple[int, int], str]) -> list[str]:
+    """The words of an attention call: its operands and static options."""
     query, key = graph.aval(given["query"]), graph.aval(given["key"])
     words = [
-        "attention "
+        f"{head} "
         + " ".join(_used(graph, given[name], names, _axes(name, query.ndim)) for name in ("query", "key", "value"))
     ]
     position = "i" if "query_offset" not in given else f"i+{_used(graph, given['query_offset'], names)}"
@@ -200,13 +229,6 @@ def _attention(graph: Graph, node: Node, operation: Attention, names: dict[tuple
         words.append(f"softcap={call.softcap:g}")
     if call.residual is not None:
         words.append(f"residual={short_name(call.residual)}")
-    if node.avals[0].dtype != query.dtype:
-        words.append(f"as {short_name(node.avals[0].dtype)}")
-    if operation.store is not None:
-        axes = _axes("query", query.ndim)
-        words.append(f"stored [{','.join(axes[axis] for axis in operation.store)}]")
-    if operation.implementation is not None:
-        words.append(f"implementation={operation.implementation}")
     return words
 
 

@@ -1,6 +1,6 @@
 """Each node of a fused graph as planned steps: operands from views, copies where a kernel takes none, its plan."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -13,9 +13,12 @@ from wgattn._graph.graph import Graph, Node, Use
 from wgattn._graph.rewrite.strides import through
 from wgattn._kernels.array import copy, elementwise, rearrange, reduce, rope
 from wgattn._kernels.array.pointwise import cut
+from wgattn._kernels.attention.backward.choose import choose_backward
+from wgattn._kernels.attention.backward.choose import plan as plan_gradient
+from wgattn._kernels.attention.backward.problem import GradientProblem, describe_gradient
 from wgattn._kernels.attention.choose import choose
 from wgattn._kernels.attention.choose import plan as plan_attention
-from wgattn._kernels.attention.problem import AttentionProblem, describe
+from wgattn._kernels.attention.problem import AttentionProblem, Call, describe
 from wgattn._kernels.kernel import Operand, Plan, Variant, natural_strides
 from wgattn._kernels.rotation import Rope, tables
 from wgattn._runtime.profile import DeviceProfile
@@ -32,7 +35,7 @@ class Chosen:
     """The shader that was chosen for attention node `node` of the fused graph, and for what."""
 
     node: int
-    problem: AttentionProblem
+    problem: AttentionProblem | GradientProblem
     variant: Variant
 
 
@@ -96,6 +99,8 @@ def lower(graph: Graph, profile: DeviceProfile) -> Lowering:
                 lowering.results[number, 0] = lowering.steps.constant(content)
             case op.Attention():
                 _attention(lowering, number)
+            case op.AttentionGradient():
+                _attention_gradient(lowering, number)
             case _:
                 _array(lowering, number, node)
     return lowering
@@ -145,45 +150,71 @@ def _table_bytes(rule: Rope, head_dim: int) -> bytes:
     return tables(rule, head_dim).tobytes()
 
 
-def _attention(lowering: Lowering, number: int) -> None:
-    node, profile = lowering.graph.nodes[number], lowering.profile
-    attention = node.operation
-    assert isinstance(attention, op.Attention)
+Batch = tuple[int, int]
+
+
+def _batch(lowering: Lowering, node: Node) -> Batch:
     shape = lowering.graph.view(node.uses[0]).shape
-    batch = (shape[0], shape[1]) if len(shape) == 5 else (1, shape[0])
-    uses = dict(zip(attention.operands, node.uses, strict=True))
-    keys = lowering.graph.view(uses["key"]).shape[-3]
-    sources = [bound.source for clause in attention.call.clauses for bound in clause if bound.source is not None]
+    return (shape[0], shape[1]) if len(shape) == 5 else (1, shape[0])
+
+
+def _call_operands(
+    lowering: Lowering, uses: Mapping[str, Use], call: Call, batch: Batch
+) -> tuple[dict[str, Operand], dict[str, int]]:
+    """Operands and values of an attention call on the axes that its kernels take, copied where they take no view."""
+    *_, T, N, _ = lowering.graph.view(uses["query"]).shape
+    S = lowering.graph.view(uses["key"]).shape[-3]
+    sources = [bound.source for clause in call.clauses for bound in clause if bound.source is not None]
     # kernels know what a bound adds by the bound's place: bound0, bound1, …
     places = {name: [f"bound{n}" for n, source in enumerate(sources) if source == name] for name in sources}
     operands: dict[str, Operand] = {}
     names: dict[str, int] = {}
     for name, use in uses.items():
-        given, value = lowering.operand(use), lowering.value(use)
-        if name in ("query", "key", "value"):
-            if not rows_are_runs(given):
-                given, value = lowering.copied(narrow(given), value)
-            given = heads(given, batch)
-            given = replace(given, strides=(*given.strides[:-1], 1))
+        if name in ("query", "key", "value", "out", "grad_out"):
+            given, value = _rows(lowering, use, batch)
         elif name in ("bias", "mask"):
-            given = expand(given, (*batch, shape[-2], shape[-3], keys))
+            given, value = expand(lowering.operand(use), (*batch, N, T, S)), lowering.value(use)
+        elif name == "residual":
+            given, value = lowering.operand(use), lowering.value(use)
+            if not given.contiguous() or given.offset:
+                given, value = lowering.copied(given, value)
         else:
-            given = per_entry(name, given, batch)
+            given, value = per_entry(name, lowering.operand(use), batch), lowering.value(use)
             if given.dtype != small_dtype(name) or not given.contiguous():
                 given, value = lowering.copied(given, value, small_dtype(name))
                 given = per_entry(name, given, batch)
         for known in places.get(name, (name,)):
             operands[known], names[known] = given, value
+    return operands, names
+
+
+def _rows(lowering: Lowering, use: Use, batch: Batch) -> tuple[Operand, int]:
+    """Rows of heads, each lying element by element."""
+    given, value = lowering.operand(use), lowering.value(use)
+    if not rows_are_runs(given):
+        once = narrow(given)
+        made, value = lowering.copied(replace(once, shape=(*once.shape[:-1], given.shape[-1])), value)
+        given = expand(made, given.shape)
+    given = heads(given, batch)
+    return replace(given, strides=(*given.strides[:-1], 1)), value
+
+
+def _attention(lowering: Lowering, number: int) -> None:
+    node, profile = lowering.graph.nodes[number], lowering.profile
+    attention = node.operation
+    assert isinstance(attention, op.Attention)
+    batch = _batch(lowering, node)
+    call = attention.call
+    operands, names = _call_operands(lowering, dict(zip(attention.operands, node.uses, strict=True)), call, batch)
     out, *_ = lowering.allocate(number)
     operands["out"], names["out"] = heads(out, batch), lowering.results[number, 0]
-    call = attention.call
     if call.residual is not None:
         call = replace(call, residual=float32)  # kernels write it so; another dtype is a cast of it
         names["residual"] = lowering.results[number, 1]
         if attention.call.residual != float32:
             names["residual"] = lowering.steps.buffer(4 * node.avals[1].size)
     if call.rope is not None:
-        names[ROPE_TABLES] = lowering.steps.constant(_table_bytes(call.rope, shape[-1]))
+        names[ROPE_TABLES] = lowering.steps.constant(_table_bytes(call.rope, operands["query"].shape[-1]))
     problem = describe(call, operands)
     variant = choose(problem, profile, attention.implementation)
     lowering.chosen.append(Chosen(number, problem, variant))
@@ -192,6 +223,29 @@ def _attention(lowering: Lowering, number: int) -> None:
         laid = operand(node.avals[1].dtype, node.layouts[1])
         plan = copy.plan(replace(laid, dtype=float32), laid, profile)
         lowering.steps.run(plan, {"source": names["residual"], "result": lowering.results[number, 1]}, "copy")
+
+
+def _attention_gradient(lowering: Lowering, number: int) -> None:
+    node, profile = lowering.graph.nodes[number], lowering.profile
+    gradient = node.operation
+    assert isinstance(gradient, op.AttentionGradient)
+    batch, call = _batch(lowering, node), gradient.call
+    operands, names = _call_operands(lowering, dict(zip(gradient.operands, node.uses, strict=True)), call, batch)
+    if call.rope is not None:
+        names[ROPE_TABLES] = lowering.steps.constant(_table_bytes(call.rope, operands["query"].shape[-1]))
+    for result, (name, laid) in enumerate(zip(gradient.wanted, lowering.allocate(number), strict=True)):
+        names[f"grad_{name}"] = lowering.results[number, result]
+        if name in ("query", "key", "value"):
+            laid = heads(laid, batch)
+        elif name == "bias":
+            shape = (1,) * (5 - len(laid.shape)) + laid.shape
+            laid = Operand(laid.dtype, shape, natural_strides(shape), laid.offset)
+        operands[f"grad_{name}"] = laid
+    problem = describe_gradient(call, operands, gradient.wanted)
+    variant = choose_backward(problem, profile, gradient.implementation)
+    lowering.chosen.append(Chosen(number, problem, variant))
+    plan = plan_gradient(problem, variant, call, operands, profile)
+    lowering.steps.run(plan, names, f"attention gradient {number}")
 
 
 def settle_outputs(lowering: Lowering, uses: Collection[Use], donated: frozenset[int]) -> list[tuple[int, Operand]]:

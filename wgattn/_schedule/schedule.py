@@ -142,6 +142,10 @@ def _cost(graph: Graph) -> Cost:
             *batch, T, N, H = graph.view(node.uses[0]).shape
             S, Hv = graph.view(node.uses[1]).shape[-3], node.avals[0].shape[-1]
             flops += 2 * math.prod(batch) * N * T * S * (H + Hv)
+        elif isinstance(node.operation, op.AttentionGradient):
+            *batch, T, N, H = graph.view(node.uses[0]).shape
+            S, _, Hv = graph.view(node.uses[2]).shape[-3:]
+            flops += 2 * math.prod(batch) * N * T * S * (3 * H + 2 * Hv)
         elif isinstance(node.operation, op.Sum):
             flops += graph.aval(node.uses[0]).size
         elif isinstance(node.operation, op.Elementwise):
