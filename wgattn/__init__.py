@@ -30,6 +30,9 @@ from ._functions import mean as mean
 from ._functions import repeat as repeat
 from ._functions import sum as sum
 from ._functions import where as where
+from ._gradient import grad as grad
+from ._gradient import value_and_grad as value_and_grad
+from ._gradient import vjp as vjp
 from ._jit import jit as jit
 from ._jit import make_graph as make_graph
 

@@ -39,7 +39,7 @@ class JitFunction:
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._name = getattr(fn, "__name__", type(fn).__name__)
-        self._parameters, variadic = _parameters(fn)
+        self._parameters, variadic = positional(fn)
         numbers = _tuple(static_argnums, int)
         names = _tuple(static_argnames, str)
         count = len(self._parameters)
@@ -330,7 +330,7 @@ def make_graph(fn: Callable[..., Any]) -> Callable[..., Recorded]:
     return recorded
 
 
-def _parameters(fn: Callable[..., Any]) -> tuple[list[str], bool]:
+def positional(fn: Callable[..., Any]) -> tuple[list[str], bool]:
     """Names of the positional parameters, and whether more may be given."""
     try:
         signature = inspect.signature(fn)

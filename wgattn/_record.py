@@ -49,9 +49,10 @@ class Argument:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """One run of a function on arguments without values."""
+    """One run of a function on arguments without values, `by` a call of wgattn."""
 
     function: str
+    by: str = "wgattn.jit"
     start: int = field(default_factory=lambda: next(_serial))
     active: bool = True
 

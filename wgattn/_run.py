@@ -202,8 +202,13 @@ def traced_message(arguments: Sequence[Argument], use: str) -> str:
             f"an Array that depends on {named} of {first.function} left the function while it was traced: it has no "
             "value outside. Return it from the function instead of keeping it in a variable or an object"
         )
+    asked = (
+        f"{use} asks for the value of an Array that depends on {named} of {first.function}, which {first.by} traces "
+        "without values. Choose with wgattn.where, a mask, a length or an offset; "
+    )
+    if first.by != "wgattn.jit":
+        return f"{asked}or have the function return the value, beside its result with has_aux=True"
     return (
-        f"{use} asks for the value of an Array that depends on {named} of {first.function}, which wgattn.jit traces "
-        "without values. Choose with wgattn.where, a mask, a length or an offset; or, if it is a plain Python value "
-        "that may be compiled in, name it in static_argnums or static_argnames; or call the function without jit"
+        f"{asked}or, if it is a plain Python value that may be compiled in, name it in static_argnums or "
+        "static_argnames; or call the function without jit"
     )

@@ -26,6 +26,8 @@ FLOORS = {
     "_functions": 5,
     "_run": 5,
     "_jit": 5,
+    "_linearize": 5,
+    "_gradient": 5,
     "nn": 6,
     "_bind": 6,
     "_cache": 6,

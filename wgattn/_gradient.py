@@ -1,0 +1,114 @@
+"""vjp, grad and value_and_grad of recorded functions: the backward pass is recorded on Arrays like any other call."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._array import of
+from ._dtypes import FLOATS
+from ._graph.rules import describe
+from ._linearize import Pullback, linearize
+from ._record import constant
+
+
+def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """fn(*primals), and a function from cotangents of that result to the cotangents of `primals`, as `jax.vjp`.
+
+    Primals and results are pytrees of float32, float16 or bfloat16 arrays. The function takes one tree like fn's
+    result, where None stands for zeros, and gives a tuple with a tree for each primal; it may be called again. Both
+    are recorded, eagerly or within `jit`. With `has_aux` fn returns (out, aux), and aux comes back third.
+
+    What has a gradient: arithmetic, exp, sums, views, casts, `nn.rope`, and of attention query, key, value, bias,
+    sinks and an array of scale; a residual is constant.
+
+    Raises TypeError for primals that are not float, and where fn asks for a value.
+
+    Example:
+        >>> out, pull = wgattn.vjp(lambda x: x * x, np.full(3, 2.0, np.float32)); np.asarray(pull(out)[0]).tolist()
+        [16.0, 16.0, 16.0]
+    """
+    if not callable(fn):
+        raise TypeError(f"vjp differentiates a function; got {type(fn).__name__}")
+    pull = linearize(fn, fn, primals, range(len(primals)), has_aux, "wgattn.vjp")
+    return (pull.out, pull, pull.aux) if has_aux else (pull.out, pull)
+
+
+def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
+    """A function that gives the gradient of `fn`, which returns one float, by arguments `argnums`, as `jax.grad`.
+
+    Called as fn is; the gradient has the tree, shapes and dtypes of the argument, and is a tuple of such where argnums
+    is a sequence. With `has_aux` fn returns (out, aux) and the gradient comes as (gradient, aux).
+
+    Raises TypeError for arguments that are not float and for a result that is not one float.
+
+    Example:
+        >>> np.asarray(wgattn.grad(lambda x: (x * x).sum())(np.full(3, 2.0, np.float32))).tolist()
+        [4.0, 4.0, 4.0]
+    """
+    both = value_and_grad(fn, argnums, has_aux)
+
+    @functools.wraps(fn)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradient
+
+
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """As `grad`, giving (value, gradient); with `has_aux` ((value, aux), gradient).
+
+    Example:
+        >>> value, gradient = wgattn.value_and_grad(lambda x: (x * x).sum())(np.full(3, 2.0, np.float32)); float(value)
+        12.0
+    """
+    if not callable(fn):
+        raise TypeError(f"grad differentiates a function; got {type(fn).__name__}")
+
+    @functools.wraps(fn)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        places = _places(argnums, len(args))
+
+        def of_chosen(*chosen: Any) -> Any:
+            filled = dict(zip(places, chosen, strict=True))
+            return fn(*(filled.get(i, x) for i, x in enumerate(args)), **kwargs)
+
+        pull = linearize(of_chosen, fn, [args[i] for i in places], places, has_aux, "wgattn.grad")
+        found = pull(of(constant(1.0, _one_float(pull), False)))
+        value = (pull.out, pull.aux) if has_aux else pull.out
+        return value, found if isinstance(argnums, tuple | list) else found[0]
+
+    return both
+
+
+def _places(argnums: int | Sequence[int], count: int) -> list[int]:
+    """The positions that argnums names, of `count` arguments."""
+    numbers = [argnums] if isinstance(argnums, int) else argnums
+    if not isinstance(numbers, list | tuple) or not all(isinstance(number, int) for number in numbers):
+        raise TypeError(f"argnums is an integer or a sequence of them; got {argnums!r}")
+    for number in numbers:
+        if not -count <= number < count:
+            raise TypeError(f"argnums names argument {number}, and {count} were given by position")
+    places = [number % count for number in numbers]
+    if len(set(places)) < len(places):
+        raise ValueError(f"argnums names an argument twice: {argnums}")
+    return places
+
+
+def _one_float(pull: Pullback) -> Any:
+    """The dtype of a result that grad takes: one float."""
+    from jax import tree_util
+
+    if tree_util.tree_structure(pull.out) != tree_util.tree_structure(0):
+        raise TypeError(
+            f"grad differentiates one float; {pull.name} returned {tree_util.tree_structure(pull.out)}. Return the "
+            "loss alone, or (loss, aux) with has_aux=True; wgattn.vjp takes any tree"
+        )
+    if pull.out.shape or pull.out.dtype not in FLOATS:
+        raise TypeError(
+            f"grad differentiates one float; {pull.name} returned {describe(pull.out._aval)}: "
+            "sum it, as in .sum(), or use wgattn.vjp"
+        )
+    return pull.out.dtype
