@@ -41,7 +41,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """An operand as batch entries: how many along each mapped axis and B (the axis's size, or 1), and an entry's shape."""
+    """An operand's entries along each mapped axis and B (the axis's size, or 1), and the shape of one."""
 
     counts: tuple[int, ...]
     tail: tuple[int, ...]

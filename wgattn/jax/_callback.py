@@ -11,8 +11,8 @@ from jax import lax
 from wgattn import _run, _runtime
 from wgattn._errors import UnsupportedError
 from wgattn._graph.graph import Aval, View
-from wgattn._record import Stored
 from wgattn._graph.operations import Input
+from wgattn._record import Stored
 from wgattn._trace import Traced
 
 CALLBACK_PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import jax
 import numpy as np
@@ -55,7 +54,7 @@ def avals_of(arrays: Sequence[jax.Array]) -> Avals:
 
 @lru_cache(maxsize=1024)
 def forward_program(spec: Spec, batching: Batching, avals: Avals) -> HostProgram:
-    """The program of a call: out, and the float32 residual where it is kept. Raises what `nn` raises, without a device."""
+    """The program of a call: out, and the float32 residual where it is kept. Raises what `nn` raises."""
     return _program(_forward(spec, batching), avals)
 
 

@@ -22,7 +22,7 @@ def attention(spec: Spec) -> Callable[..., tuple[jax.Array, ...]]:
 
 
 def batched(programs: Programs, batching: Batching) -> Callable[..., tuple[jax.Array, ...]]:
-    """A function of arrays with mapped axes in front, which vmap turns into one with an axis more: still one program."""
+    """A function of arrays with mapped axes in front, which vmap turns into one with an axis more."""
 
     @custom_vmap
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
