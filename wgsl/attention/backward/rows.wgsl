@@ -52,7 +52,7 @@ fn rows_of_heads(
 %% endif
     four *= query_scale(b);
 %% if WITH_MEAN
-    four += mean[(b * parameters.heads + head) * CHUNKS + chunk] / f32(parameters.S);
+    four += mean[(b * parameters.heads + head) * MEAN_CHUNKS + chunk] / f32(parameters.S);
 %% endif
     store_destination(to_row, chunk, four);
 }

@@ -46,6 +46,7 @@ def move(
         run_time_scale=scaled,
     )
     chunks = -(-width // 4)
+    mean_chunks = work.problem.sweep.value_dim // 4 if rule.mean else 0  # of a head in `mean`
     exact = given.shape[-1] != width or width % 4 == 0
     quads = vectorized(given), vectorized(made)
     names = short_name(given.dtype), short_name(made.dtype)
@@ -53,7 +54,7 @@ def move(
         f"rows-{names[0]}{'q' * quads[0]}{'' if exact else 'p'}-{names[1]}{'q' * quads[1]}-c{chunks}",
         *((f"{forward.rope}{rule.of[0]}",) if turned else ()),
         *(word for word in left.features if word in ("off", "scale")),
-        *(("mean",) if rule.mean else ()),
+        *((f"mean{mean_chunks}",) if rule.mean else ()),
     )
     bound = [
         Binding("source", "read", storage_element(given.dtype, quads[0])),
@@ -69,8 +70,9 @@ def move(
         "destination_name": names[1],
         "destination_quads": quads[1],
         "turned_as": forward.rope if turned else "",
-        "BY_QUERY": rule.of == "query",
+        "BY_QUERY": turned and rule.of == "query",
         "WITH_MEAN": rule.mean,
+        "MEAN_CHUNKS": mean_chunks,
         "CHUNKS": chunks,
     }
     fields = (*_FIELDS, *(_PAIRS if turned else ()))
