@@ -3,7 +3,7 @@
 
 // Far rows: where a bias pushes all of a row's logits far from 0, float32 cannot hold its residual to the precision that weights need (at 1e38 it
 // cannot even hold the logarithm of how many keys there are). Such rows are added up once more, and keep the highest logit and the rest apart.
-// A thread owns a row; few rows are far.
+// A thread owns a row; few rows are far. Ranges of keys come one after another: each adds to what the ones before it left.
 
 @compute @workgroup_size(WORKGROUP)
 fn far_rows(
@@ -19,16 +19,21 @@ fn far_rows(
     if (b >= parameters.batch) {
         return;
     }
-    let at = parameters.statistics_at + row_of(b, t, n) * STATISTICS;
-    if (abs(bitcast<f32>(rows[at])) < FAR_RESIDUAL) {
+    let row = row_of(b, t, n);
+    let at = parameters.statistics_at + row * STATISTICS;
+    if (abs(residual[row]) < FAR_RESIDUAL || residual[row] == EMPTY_RESIDUAL) {
         return;
     }
     let k = key_head(n);
     let of_query = query_row(b, t, n);
     let kept = kept_keys(b, t);
-    let keys = block_keys(b, t, t, 0u, parameters.S);
+    let keys = block_keys(b, t, t, parameters.key_first, parameters.key_end);
     var top = MASKED;
     var total = 0.0;
+    if (parameters.add != 0u) {
+        top = bitcast<f32>(rows[at]);
+        total = bitcast<f32>(rows[at + 2u]);
+    }
     for (var s = keys.x; s < keys.y; s++) {
         let of_key = key_row(b, s - parameters.key_first, k);
         var sum = vec4f();
@@ -42,14 +47,15 @@ fn far_rows(
             top = high;
         }
     }
+    if (parameters.key_end == parameters.S) {
 %% if problem.sinks
-    let sink = bitcast<f32>(rows[parameters.sinks_at + parameters.n_first + n]);
-    let high = max(top, sink);
-    total = total * decay(top, high) + decay(sink, high);
-    top = high;
+        let sink = bitcast<f32>(rows[parameters.sinks_at + parameters.n_first + n]);
+        let high = max(top, sink);
+        total = total * decay(top, high) + decay(sink, high);
+        top = high;
 %% endif
-    if (total > 0.0) {
-        rows[at] = bitcast<u32>(top);
-        rows[at + 2u] = bitcast<u32>(log(total));
+        total = log(total);
     }
+    rows[at] = bitcast<u32>(top);
+    rows[at + 2u] = bitcast<u32>(total);
 }

@@ -1,6 +1,7 @@
 """One backward call on NumPy arrays through a family's plan alone. The saved out and residual are the reference's."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -10,9 +11,9 @@ from tests.kernels.attention.run_attention import operand, reference
 from tests.kernels.run_plan import run_plan
 from wgattn import _reference, _runtime
 from wgattn._dtypes import float32
-from wgattn._kernels.attention.backward.problem import WANTED, describe_gradient
+from wgattn._kernels.attention.backward.problem import WANTED, GradientProblem, describe_gradient
 from wgattn._kernels.attention.problem import Bound, Call, Clause
-from wgattn._kernels.kernel import Operand, natural_strides
+from wgattn._kernels.kernel import Operand, Plan, natural_strides
 from wgattn._kernels.rotation import Rope, tables
 from wgattn._reference_gradient import Gradient, attention_gradient
 
@@ -27,7 +28,31 @@ def nbytes(given: Operand) -> int:
     return -(-given.extent()[1] * given.itemsize // 16) * 16 + 16
 
 
-def run(
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A backward call's problem and plan, its arrays by operand name, and how its results lie."""
+
+    problem: GradientProblem
+    plan: Plan
+    given: dict[str, np.ndarray]
+    results: dict[str, Operand]
+
+
+def run(family: ModuleType, *arrays: np.ndarray, **options: Any) -> dict[str, np.ndarray]:
+    """The wanted gradients of a call by name; the arguments are `plan_of`'s."""
+    made = plan_of(family, *arrays, **options)
+    used = {name for step in made.plan.steps for name in names_of(step)}
+    content = run_plan(
+        made.plan,
+        {name: array for name, array in made.given.items() if name in used},
+        {name: nbytes(laid) for name, laid in made.results.items()},
+    )
+    return {
+        name.removeprefix("grad_"): seen(content[name], laid, name, made.given) for name, laid in made.results.items()
+    }
+
+
+def plan_of(
     family: ModuleType,
     grad_out: np.ndarray,
     query: np.ndarray,
@@ -46,8 +71,8 @@ def run(
     profile: Any = None,
     wanted: Iterable[str] = WANTED,
     **rows: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """The wanted gradients of a BTNH call by name; `rows` are the small run-time arrays by operand name.
+) -> Planned:
+    """The plan of a BTNH call's wanted gradients; `rows` are the small run-time arrays by operand name.
 
     A scale of None, and only then, is static and has no gradient. `batch` splits B into two axes; key and value of one
     batch entry are shared by all, and have a gradient for each. `clauses` stand for the mask, which the reference sees.
@@ -101,11 +126,7 @@ def run(
     support = family.supports(problem, profile)
     assert support, support.reason
     plan = family.plan(problem, call, operands | results, profile)
-    used = {name for step in plan.steps for name in names_of(step)}
-    made = run_plan(
-        plan, {n: v for n, v in given.items() if n in used}, {name: nbytes(laid) for name, laid in results.items()}
-    )
-    return {name.removeprefix("grad_"): seen(made[name], laid, name, given) for name, laid in results.items()}
+    return Planned(problem, plan, given, results)
 
 
 def names_of(step: Any) -> list[str]:

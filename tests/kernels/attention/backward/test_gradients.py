@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.cases import EDGES, HEAD_DIMS
 from tests.kernels.attention.backward.run_gradient import reference_gradient, run
 from tests.kernels.attention.run_attention import weak
 from tests.kernels.attention.test_families import OPTIONS, inputs, options_of
@@ -33,12 +34,16 @@ def compare(family: ModuleType, arrays: tuple[np.ndarray, ...], **options: Any) 
     made = run(family, *arrays, **options)
     right = reference_gradient(*arrays, **options)
     assert {"query", "key", "value"} <= made.keys()
+    # A call is as exact as the rows it reads: a float32 bias beside float16 rows has a float16 call's gradient.
+    dtype = arrays[1].dtype
     for name, gradient in made.items():
         wanted = np.asarray(getattr(right, name)).reshape(gradient.shape)
+        if np.linalg.norm(wanted) < 1e-12 * wanted.size:
+            wanted = wanted * 0  # 0 but for the rounding of float64: only the absolute bound says anything
         # An absolute bound is for unit-normal data: a gradient that sums over many rows is larger.
         size = max(1.0, float(np.abs(wanted).max(initial=0.0)))
         try:
-            check(gradient, wanted, S=arrays[2].shape[1], gradient=True, magnitude=size)
+            check(gradient, wanted, dtype, arrays[2].shape[1], gradient=True, magnitude=size)
         except AssertionError as error:
             raise AssertionError(f"grad_{name}: {error}") from error
 
@@ -156,17 +161,21 @@ def test_the_same_bits_every_run(family: ModuleType) -> None:
 
 
 @FAMILY
-def test_far_residuals(family: ModuleType) -> None:
-    """Rows whose whole bias is far from 0 keep their precision."""
+@pytest.mark.parametrize("loop_turns", [65535, 1100])
+def test_far_residuals(family: ModuleType, loop_turns: int) -> None:
+    """Rows whose whole bias is far from 0 keep their precision, with sinks that are near it or far too."""
+    profile = weak(_runtime.current_profile(), loop_turns=loop_turns)
+    sinks = np.array([0, 2.0**14, 1, -5], np.float32)
     draw = np.random.default_rng(4)
     bias = draw.standard_normal((1, 4, 19, 37)).astype(np.float32)
     bias[:, 1] += 2.0**14
     bias[:, 2, ::2] = -(2.0**20)
-    arrays = drawn()
-    # The reference sees what float32 makes of logits so far from 0: whole steps of the bias.
-    made = run(family, *(array * 0 if i == 1 else array for i, array in enumerate(arrays)), bias=np.round(bias))
-    right = reference_gradient(*(array * 0 if i == 1 else array for i, array in enumerate(arrays)), bias=np.round(bias))
-    for name in ("key", "value", "bias"):
+    # No scores: float32 would round them to whole steps of such a bias.
+    grad_out, query, key, value = drawn()
+    arrays, options = (grad_out, query * 0, key, value), {"bias": np.round(bias), "sinks": sinks}
+    made = run(family, *arrays, profile=profile, **options)
+    right = reference_gradient(*arrays, **options)
+    for name in ("key", "value", "bias", "sinks"):
         check(made[name], getattr(right, name), gradient=True, magnitude=8.0)
 
 
@@ -199,3 +208,29 @@ def test_chunks(family: ModuleType) -> None:
     rows = np.arange(40)
     mask = _reference.chunked(rows, 37, 8) & _reference.causal(rows, 37)
     compare(family, drawn(T=40), clauses=clauses, mask=mask)
+
+
+def drawn_call(seed: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
+    """Sizes at tile edges, a dtype, and two options that may stand beside each other."""
+    draw = np.random.default_rng(seed)
+    B, T, S, K, G, H, Hv = (
+        int(draw.choice(sizes))
+        for sizes in ((1, 2, 3), EDGES[:17], EDGES[:17], (1, 2), (1, 2, 3, 8), HEAD_DIMS, (*HEAD_DIMS, 64, 64))
+    )
+    options = options_of(B, T, S, K * G)
+    first, second = (str(name) for name in draw.choice(OPTIONS, 2, replace=False))
+    if "low" in first + second or ("rope" in first and "rope" in second):
+        second = first
+    chosen = options[second] | options[first]
+    if ("rope" in chosen and (chosen["rope"].rotary_dim or 2) > H - H % 2) or (H % 2 and "rope" in chosen):
+        del chosen["rope"]
+    dtype = (float32, float16, bfloat16)[seed % 3]
+    return drawn(dtype, B=B, T=T, S=S, N=K * G, K=K, H=H, Hv=Hv, seed=seed), chosen
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("seed", range(240))
+@FAMILY
+def test_drawn_calls(family: ModuleType, seed: int) -> None:
+    arrays, options = drawn_call(seed)
+    compare(family, arrays, **options)

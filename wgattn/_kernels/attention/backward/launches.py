@@ -70,7 +70,7 @@ def plan_gradient(
     for box in boxes:
         steps.append(delta(work, box))
         if problem.sweep.bias is not None:
-            steps += [far_rows(work, box)]
+            steps += far_rows(work, box, key_spans, limits.loop_turns)
     wanted = problem.wanted
     if "query" in wanted or "scale" in wanted:
         steps += _by_query(work, sweeps.by_query, boxes, key_spans, scratch, call)

@@ -12,8 +12,8 @@ from wgattn._kernels.attention.backward.work import (
     shader,
     sums_binding,
     sweep_bindings,
+    sweep_name,
 )
-from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant
 from wgattn._runtime.profile import DeviceProfile
@@ -56,7 +56,7 @@ def _sweep(problem: GradientProblem, by: str) -> Variant:
     arrays = 1 if by == "query" else 2
     return shader(
         name,
-        variant_name(f"{name}_{by}", sweep, False, *(() if "grad_out" in sweep.vectors else ("scalarg",))),
+        sweep_name(f"{name}_{by}", sweep),
         f"plain_{by}",
         sweep,
         sweep_bindings(sweep, sums_binding()),

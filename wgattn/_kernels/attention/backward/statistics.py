@@ -1,5 +1,7 @@
 """What is made of rows before the sweeps: their statistics, far rows once more, the sum over rows without keys."""
 
+from dataclasses import replace
+
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.backward.problem import stripped
 from wgattn._kernels.attention.backward.work import (
@@ -13,7 +15,7 @@ from wgattn._kernels.attention.backward.work import (
     shader,
     sums_binding,
 )
-from wgattn._kernels.attention.boxes import Box, cut
+from wgattn._kernels.attention.boxes import Box, Span, cut
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem
 from wgattn._kernels.kernel import Binding, Bytes, Launch, Scalar, bound_bytes, storage_element
@@ -75,12 +77,13 @@ def delta(work: Work, box: Box) -> Launch:
     return launch(work, variant, left, box, count, {"out": resource}, out_at=at, **placed)
 
 
-def far_rows(work: Work, box: Box) -> Launch:
-    """The statistics of rows whose residual is far from 0; only a bias can bring them there."""
+def far_rows(work: Work, box: Box, spans: tuple[Span, ...], loop_turns: int | None) -> list[Launch]:
+    """The statistics of rows whose residual is far from 0, over one range of keys after another."""
     sweep = work.problem.sweep
     bound = [
         Binding("query", "read", storage_element(sweep.query_dtype, "query" in sweep.vectors)),
         Binding("key", "read", storage_element(sweep.key_dtype, "key" in sweep.vectors)),
+        Binding("residual", "read", "f32"),
         Binding("bias", "read", "u32"),
         *((Binding("mask", "read", "u32"),) if sweep.mask else ()),
         Binding("rows", "write", "u32"),
@@ -95,8 +98,12 @@ def far_rows(work: Work, box: Box) -> Launch:
         (("FAR_RESIDUAL", FAR_RESIDUAL),),
         ("value", "out"),
     )
-    rows = box.batch * box.size("t") * box.size("n")
-    return launch(work, variant, sweep, box, -(-rows // WORKGROUP))
+    count = -(-box.batch * box.size("t") * box.size("n") // WORKGROUP)
+    step = box.size("s") if loop_turns is None else max((loop_turns - 1024) // (sweep.head_dim // 4 + 1), 1)
+    parts = [
+        replace(box, s=(start, min(start + step, end))) for first, end in spans for start in range(first, end, step)
+    ]
+    return [launch(work, variant, sweep, part, count, add=int(turn > 0)) for turn, part in enumerate(parts)]
 
 
 def empty_rows(work: Work, box: Box, add: bool) -> Launch:

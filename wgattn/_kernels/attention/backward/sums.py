@@ -6,9 +6,17 @@ Every sum is made of parts that are added up in a fixed order.
 from wgattn._dtypes import float32, short_name
 from wgattn._kernels.attention.backward.problem import stripped
 from wgattn._kernels.attention.backward.statistics import ROWS_ALONE
-from wgattn._kernels.attention.backward.work import ADDING, GRAD_OUT, WORKGROUP, Work, launch, shader, sweep_bindings
+from wgattn._kernels.attention.backward.work import (
+    ADDING,
+    GRAD_OUT,
+    WORKGROUP,
+    Work,
+    launch,
+    shader,
+    sweep_bindings,
+    sweep_name,
+)
 from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import scale_of
 from wgattn._kernels.kernel import (
     Binding,
@@ -24,7 +32,7 @@ from wgattn._kernels.kernel import (
     storage_element,
 )
 
-SCALE_PARTS = 64  # workgroups that add up the scale's gradient of a batch entry
+SCALE_PARTS = 1024  # workgroups that add up the scale's gradient, shared out over batch entries
 BUSY_THREADS = 1 << 17
 MOST_PARTIAL = 1 << 22  # elements of partial sums
 AXES = ("b0", "b1", "n", "t", "s")
@@ -88,36 +96,43 @@ def scale_part(work: Work, box: Box, place: int) -> Launch:
         ("key", "value", "out"),
         WORKGROUP * 4,
     )
-    query = work.operands["query"]
-    entries = query.shape[0] * query.shape[1]
+    entries, parts = _scale_parts(work)
     resources = {"sums": Bytes("query_sums"), "partial": Bytes("scale_parts")}
     return launch(
         work,
         variant,
         left,
         box,
-        entries * SCALE_PARTS,
+        entries * parts,
         resources,
         entries=entries,
-        parts=SCALE_PARTS,
-        part_first=place * SCALE_PARTS,
+        parts=parts,
+        part_first=place * parts,
     )
 
 
+def _scale_parts(work: Work) -> tuple[int, int]:
+    """Batch entries, and the parts of each."""
+    query = work.operands["query"].shape
+    entries = query[0] * query[1]
+    return entries, max(1, min(64, SCALE_PARTS // entries))
+
+
 def scale_bytes(work: Work, boxes: int) -> int:
-    query = work.operands["query"]
-    return 4 * boxes * SCALE_PARTS * query.shape[0] * query.shape[1]
+    entries, parts = _scale_parts(work)
+    return 4 * boxes * parts * entries
 
 
 def scale(work: Work, boxes: int) -> Launch:
     """grad_scale, one number or one a batch entry, from the parts of all boxes."""
-    result, query = work.operands["grad_scale"], work.operands["query"]
-    entries = query.shape[0] * query.shape[1]
+    result, head_dim = work.operands["grad_scale"], work.operands["query"].shape[4]
+    entries, parts = _scale_parts(work)
     elements = 1
     for size in result.shape:
         elements *= size
-    parts = boxes * SCALE_PARTS * (entries // elements)
-    return reduce_parts(work, "scale_parts", "grad_scale", result, elements, parts, scale_of(work.call, query.shape[4]))
+    factor = scale_of(work.call, head_dim)
+    total = boxes * parts * (entries // elements)
+    return reduce_parts(work, "scale_parts", "grad_scale", result, elements, total, factor)
 
 
 def reduce_parts(
@@ -190,7 +205,7 @@ class BiasSums:
         )  # fmt: skip
         variant = shader(
             "grad_bias",
-            variant_name("grad_bias", sweep, False, f"l{self.lanes}"),
+            sweep_name("grad_bias", sweep, f"l{self.lanes}"),
             "grad_bias",
             sweep,
             bound,

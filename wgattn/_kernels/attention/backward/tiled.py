@@ -5,9 +5,16 @@ from dataclasses import dataclass
 
 from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem
-from wgattn._kernels.attention.backward.work import ADDING, GRAD_OUT, key_heads, shader, sums_binding, sweep_bindings
+from wgattn._kernels.attention.backward.work import (
+    ADDING,
+    GRAD_OUT,
+    key_heads,
+    shader,
+    sums_binding,
+    sweep_bindings,
+    sweep_name,
+)
 from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._runtime.profile import DeviceProfile
@@ -146,7 +153,6 @@ def _tile(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile:
 def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant:
     sweep, tile = problem.sweep, _tile(problem, profile, by)
     words = (
-        *(() if "grad_out" in sweep.vectors else ("scalarg",)),
         f"o{tile.own}s{tile.stream}",
         f"t{tile.rows}x{tile.items}",
     )
@@ -166,7 +172,7 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
     }
     return shader(
         name,
-        variant_name(f"{name}_{by}", sweep, False, *words),
+        sweep_name(f"{name}_{by}", sweep, *words),
         "tiled",
         sweep,
         sweep_bindings(sweep, sums_binding()),

@@ -13,6 +13,7 @@ from wgattn._kernels.attention.inputs import (
     row_names,
     source_names,
 )
+from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import EVERY_KEY, AttentionProblem, Call, KeyRange
 from wgattn._kernels.kernel import (
     Binding,
@@ -165,6 +166,11 @@ def launch(
         variant.parameters.pack(**{name: values[name] for name in names}),
         fold_workgroups(workgroups, work.limits.workgroups_per_dimension),
     )
+
+
+def sweep_name(family: str, sweep: AttentionProblem, *own: str) -> str:
+    """The name of a sweep's variant: `variant_name`, and whether grad_out is read an element at a time."""
+    return variant_name(family, sweep, False, *(() if "grad_out" in sweep.vectors else ("scalarg",)), *own)
 
 
 def key_heads(box: Box, group: int) -> int:
