@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.experimental.buffer_callback import buffer_callback
 
 from wgattn import _run, _runtime
 from wgattn._errors import UnsupportedError
@@ -51,6 +52,11 @@ class HostProgram:
         except BaseException as error:
             _last = error
             raise
+
+    def fill(self, _: object, results: Sequence[Any], *given: Any) -> None:
+        """Write the results for these buffers into those of the results."""
+        for place, found in zip(results, self(*given), strict=True):
+            np.copyto(np.asarray(place), found)
 
     def run(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """The results for NumPy arrays, row-major."""
@@ -101,10 +107,21 @@ def _avals(traced: Traced, arguments: Sequence[Aval]) -> tuple[Aval, ...]:
 
 
 def run_in_jax(program: HostProgram, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The results of `program` for these arrays, as values of the JAX program that is being traced or run."""
+    """The results of `program` for these arrays, as values of the JAX program that is being traced or run.
+
+    On a CPU the callback works on JAX's own buffers: `pure_callback` would copy them twice, and by threads of the pool
+    that callbacks wait in, so that as many callbacks as threads would wait for ever. Elsewhere it is `pure_callback`.
+    """
     shapes = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.results)
     varying = varying_axes(arrays)
-    return tuple(vary(x, varying) for x in jax.pure_callback(program, shapes, *arrays, vmap_method="sequential"))
+
+    def on_cpu(*xs: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(vary(x, varying) for x in buffer_callback(program.fill, shapes)(*xs))
+
+    def elsewhere(*xs: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(vary(x, varying) for x in jax.pure_callback(program, shapes, *xs, vmap_method="sequential"))
+
+    return lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
 
 
 def varying_axes(arrays: Sequence[jax.Array]) -> frozenset[str]:
