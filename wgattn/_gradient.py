@@ -7,7 +7,7 @@ from typing import Any
 from ._array import of
 from ._dtypes import FLOATS
 from ._graph.rules import describe
-from ._linearize import Pullback, linearize
+from ._linearize import Pullback, finished, linearize
 from ._record import constant
 
 
@@ -69,6 +69,8 @@ def value_and_grad(
 
     @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:
+        from jax import tree_util
+
         places = _places(argnums, len(args))
 
         def of_chosen(*chosen: Any) -> Any:
@@ -78,6 +80,7 @@ def value_and_grad(
         pull = linearize(of_chosen, fn, [args[i] for i in places], places, has_aux, "wgattn.grad")
         found = pull(of(constant(1.0, _one_float(pull), False)))
         value = (pull.out, pull.aux) if has_aux else pull.out
+        finished(tree_util.tree_leaves((value, found)))
         return value, found if isinstance(argnums, tuple | list) else found[0]
 
     return both

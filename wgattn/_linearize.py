@@ -16,7 +16,7 @@ from ._graph.graph import Aval, Graph
 from ._graph.operations import Attention, BroadcastTo, Cast, Constant, Elementwise, Input, Reshape
 from ._graph.rules import describe
 from ._jit import positional
-from ._record import LONGEST_CHAIN, Argument, Step, Trace, constant, current_trace, leaf, record, tracing
+from ._record import LONGEST_CHAIN, Argument, Step, Trace, constant, current_trace, join, leaf, record, tracing
 from ._trace import Traced, finish
 
 
@@ -71,7 +71,7 @@ class Pullback:
         for place, given in returned.items():
             found[place] = _added(found.get(place), given)
         gradients = [found[i] if i in found else _zeros(aval) for i, aval in enumerate(self.primals)]
-        _bound(gradients)
+        finished(gradients)
         return tree_util.tree_unflatten(self.tree, gradients)
 
     def _cotangents(self, cotangent: Any) -> list[Array | None]:
@@ -131,7 +131,7 @@ def linearize(
         else values[graph.outputs[x].node, graph.outputs[x].result]
         for kind, x in traced.sources
     ]
-    _bound(leaves)
+    finished(leaves)
     out, aux = tree_util.tree_unflatten(traced.tree, leaves)
     return Pullback(
         name,
@@ -227,9 +227,12 @@ def _zeros(aval: Aval) -> Array:
     return RECORD.do(BroadcastTo(aval.shape), zero)[0] if aval.shape else zero
 
 
-def _bound(arrays: Sequence[Array]) -> None:
-    """Compute `arrays` now where chains have grown long and a device can be had."""
-    if current_trace() is None and any(x._step.pending() >= LONGEST_CHAIN for x in arrays):
+def finished(arrays: Sequence[Array]) -> None:
+    """Have `arrays` computed together, once one is asked for; now, where chains have grown long and there is a device."""
+    if current_trace() is not None:
+        return
+    join(x._step for x in arrays)
+    if any(x._step.pending() >= LONGEST_CHAIN for x in arrays):
         with suppress(AdapterNotFoundError):
             _run.force([(x._step, x._result) for x in arrays], "a long chain")
 

@@ -64,7 +64,7 @@ Value = np.ndarray | Stored | Dead
 class Step:
     """One recorded operation, or a value (then `operation` is None). With all its results known it forgets its parents.
 
-    `owners` are weak references to the Arrays that hold a result.
+    `owners` are weak references to the Arrays that hold a result, `together` to steps that are computed with this one.
     """
 
     operation: object | None
@@ -74,6 +74,7 @@ class Step:
     depth: int = 0
     serial: int = field(default_factory=lambda: next(_serial))
     owners: list[ref[Any]] = field(default_factory=list)
+    together: "tuple[ref[Step], ...]" = ()
 
     def pending(self) -> int:
         """How many steps follow one another up to this one, without values."""
@@ -86,7 +87,21 @@ class Step:
     def settle(self, result: int, value: Value) -> None:
         self.values[result] = value
         if all(v is not None for v in self.values):
-            self.operation, self.parents = None, ()
+            self.operation, self.parents, self.together = None, (), ()
+
+    def held_together(self) -> "list[Step]":
+        """The steps without values that go with this one and that somebody holds."""
+        steps = [other() for other in self.together]
+        return [step for step in steps if step is not None and step.operation is not None and step.owned()]
+
+
+def join(steps: Iterable[Step]) -> None:
+    """Have these steps computed in one submit, whichever is asked for: what they share is computed once."""
+    pending = {id(step): ref(step) for step in steps if step.operation is not None}
+    for one in pending.values():
+        step = one()
+        assert step is not None
+        step.together = tuple(pending.values())
 
 
 def leaf(value: Value, aval: Aval) -> Step:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._graph.graph import Graph, View
-from ._graph.operations import Attention, Concatenate, Elementwise, Sum
+from ._graph.operations import Attention, AttentionGradient, Concatenate, Elementwise, Sum
 from ._record import Argument, Dead, Step, Stored, Value, ancestors, build, current_trace, traced_arguments
 
 if TYPE_CHECKING:
     from ._schedule import Compiled, Output
 
 CACHED = 256  # compiled graphs that are kept
-COMPUTED = (Attention, Concatenate, Elementwise, Sum)
+COMPUTED = (Attention, AttentionGradient, Concatenate, Elementwise, Sum)
 
 # Called as hook(attention, operands by name, results by name, variant) after an attention launch, under validation.
 AttentionHook = Callable[[Attention, dict[str, np.ndarray], dict[str, np.ndarray], str], None]
@@ -116,6 +116,8 @@ def force(wanted: Sequence[tuple[Step, int]], use: str, validate: bool = False) 
             # What somebody holds is kept, so that nothing is computed twice; views and casts are made again for less.
             if isinstance(step.operation, COMPUTED) and (step.owned() or any(step is goal for goal, _ in wanted)):
                 goals.update(dict.fromkeys((step, result) for result in range(len(step.avals))))
+            for other in step.held_together():
+                goals.update(dict.fromkeys((other, result) for result in range(len(other.avals))))
         if not goals:
             return
         recording = build(goals)

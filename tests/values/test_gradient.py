@@ -157,3 +157,27 @@ def test_a_long_training_runs():
         w = w - 0.01 * wa.grad(loss)(w)
         assert w._step.pending() < 2000
     np.testing.assert_allclose(np.asarray(w), 4 * 0.98**300, rtol=1e-4)
+
+
+@pytest.mark.device
+def test_gradients_of_one_call_are_computed_at_once():
+    """Whichever is read first; the forward pass that was read before is not run again."""
+    q = np.random.default_rng(0).standard_normal((1, 4, 2, 8)).astype(np.float32)
+    out, pull = wa.vjp(wa.nn.dot_product_attention, q, q, q)
+    np.asarray(out)
+    saved = [x for x in pull.saved.values() if x.shape == (1, 4, 2)]
+    assert [x._step.operation for x in saved] == [None], "the residual is kept with the result"
+    by_query, by_key, by_value = pull(out)
+    np.asarray(by_key)
+    assert by_query._step.operation is by_value._step.operation is None
+
+
+@pytest.mark.device
+def test_value_and_gradients_are_computed_at_once():
+    value, gradients = wa.value_and_grad(lambda p: (wa.exp(p["a"]) * p["b"]).sum())({"a": X, "b": X})
+    moved = gradients["b"] * 2
+    del gradients["b"]
+    float(value)
+    assert gradients["a"]._step.operation is None
+    assert moved._step.operation is not None, "what nobody asked for stays recorded"
+    np.testing.assert_allclose(np.asarray(moved), np.exp(X) * 2, rtol=4e-6)
