@@ -38,6 +38,14 @@ class Batching:
         """An operand's shape without the mapped axes."""
         return shape[sum(self.mapped[operand]) :]
 
+    def whole(self, operand: int, x: Array) -> Array:
+        """An operand with every mapped axis: those that it lacks are broadcast."""
+        own, flags = self.own_shape(operand, x.shape), self.mapped[operand]
+        if all(flags):
+            return x
+        counts = tuple(n if has else 1 for n, has in zip(self.sizes, flags, strict=True))
+        return broadcast_to(x.reshape((*counts, *own)), (*self.sizes, *own))
+
 
 @dataclass(frozen=True, slots=True)
 class Entries:

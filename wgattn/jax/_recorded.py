@@ -16,6 +16,7 @@ from wgattn._graph.operations import Rotate
 from wgattn._jit import JitFunction, jit
 from wgattn._kernels.attention.problem import Call, Clause
 from wgattn._kernels.rotation import Rope
+from wgattn._trace import Traced
 
 from ._batching import Batching, Entries, entries, merged, split_point
 from ._callback import HostProgram
@@ -55,11 +56,12 @@ def avals_of(arrays: Sequence[jax.Array]) -> Avals:
 @lru_cache(maxsize=1024)
 def forward_program(spec: Spec, batching: Batching, avals: Avals) -> HostProgram:
     """The program of a call: out, and the float32 residual where it is kept. Raises what `nn` raises."""
-    return _program(_forward(spec, batching), avals)
+    return HostProgram(lowered(_forward(spec, batching), avals))
 
 
-def _program(recorded: JitFunction, avals: Avals) -> HostProgram:
-    return HostProgram(recorded.lower(*(jax.ShapeDtypeStruct(*aval) for aval in avals))._traced)
+def lowered(recorded: JitFunction, avals: Avals) -> Traced:
+    """What a function records for such arguments."""
+    return recorded.lower(*(jax.ShapeDtypeStruct(*aval) for aval in avals))._traced
 
 
 @lru_cache(maxsize=1024)
