@@ -228,7 +228,7 @@ def _zeros(aval: Aval) -> Array:
 
 
 def finished(arrays: Sequence[Array]) -> None:
-    """Have `arrays` computed together, once one is asked for; now, where chains have grown long and there is a device."""
+    """Have `arrays` computed together once one is asked for, or now where chains are long and there is a device."""
     if current_trace() is not None:
         return
     join(x._step for x in arrays)
