@@ -126,13 +126,19 @@ def run_in_jax(program: HostProgram, *arrays: jax.Array) -> tuple[jax.Array, ...
 
 def varying_axes(arrays: Sequence[jax.Array]) -> frozenset[str]:
     """The mesh axes of `shard_map` over which any of these differ from device to device."""
-    return frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in arrays))
+    return frozenset().union(*map(_varying, arrays))
 
 
 def vary(x: jax.Array, axes: frozenset[str]) -> jax.Array:
     """x as one that differs over these mesh axes: its cotangents are summed over those that are new."""
-    new = tuple(sorted(axes - getattr(jax.typeof(x), "vma", frozenset())))
+    new = tuple(sorted(axes - _varying(x)))
     return lax.pcast(x, new, to="varying") if new else x
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    aval: Any = jax.typeof(x)
+    known = getattr(aval, "manual_axis_type", None)  # before jax 0.10.2 the type itself had it
+    return getattr(aval, "vma", frozenset()) if known is None else known.varying
 
 
 def check_backend() -> None:

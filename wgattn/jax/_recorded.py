@@ -141,6 +141,8 @@ def _together(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[
     for name in ("sinks", "scale"):
         if name in operands:
             operands[name] = operands[name].astype(float32)
+    if operands.get("scale", operands["query"]).ndim == 2:
+        operands["scale"] = broadcast_to(operands["scale"], batch)  # its gradient is one number for each batch entry
     if spec.rope is not None:
         operands["query"], operands["key"] = _rotated(spec.rope, operands)
     scale = 1.0 if "scale" in operands else spec.scale
