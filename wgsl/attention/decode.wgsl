@@ -2,19 +2,15 @@
 {% include "attention/hooks.wgsl" %}
 
 // Decode: one query row against many keys. A workgroup owns one key/value head, up to GROUP of the query heads that read it, and one part of the
-// keys, so that each key and value is read once for the group. Logits: LANES threads a key, each with its elements of q in registers; their products
-// are joined through workgroup memory. Weights: a thread a key. Output: VALUE_CHUNKS threads a key, each four elements, ROWS keys at once.
-// Over heads and keys the text is unrolled: arrays of them would live in memory.
-{% macro four_heads(word, q) -%}
-vec4f({% for g in range(4 * q, 4 * q + 4) %}{{ "%s_%d" % (word, g) if g < GROUP else "0.0" }}{{ ", " if not loop.last }}{% endfor %})
-{%- endmacro %}
+// keys, so that each key and value is read once for the group. Logits: a thread a key (KEYS of them), q broadcast from workgroup memory. Output:
+// VALUE_CHUNKS threads a key, each four elements, ROWS keys at once. Over heads and keys the text is unrolled: arrays of them would live in memory.
 {% set heads = range(GROUP) %}
 {% set quads = range(GROUP_QUADS) %}
 
-// WORKGROUP · PRODUCT_PITCH · 16 bytes: for each key and lane the products of its elements, four heads a vec4
-var<workgroup> products: array<vec4f, WORKGROUP * PRODUCT_PITCH>;
-// WORKGROUP · GROUP_QUADS · 16 bytes: for each key the weights, four heads a vec4
-var<workgroup> weights: array<vec4f, WORKGROUP * GROUP_QUADS>;
+// GROUP · HEAD_CHUNKS · 16 bytes
+var<workgroup> query_rows: array<vec4f, GROUP * HEAD_CHUNKS>;
+// TILE_K · GROUP_QUADS · 16 bytes
+var<workgroup> weights: array<vec4f, TILE_K * GROUP_QUADS>;
 // GROUP · PITCH · 4 bytes: a number a head and thread, to be reduced over the threads
 var<workgroup> scattered: array<f32, GROUP * PITCH>;
 // GROUP · GATHERED · 4 bytes: the same, reduced to GATHERED a head
@@ -64,12 +60,6 @@ fn gathered_sum(head: u32) -> f32 {
     return sum;
 }
 
-%% if problem.segments
-fn same_segment(b: u32, s: u32) -> bool {
-    return row_query_segments(b, parameters.t_first) == row_key_segments(b, s);
-}
-
-%% endif
 @compute @workgroup_size(WORKGROUP)
 fn decode(
     @builtin(workgroup_id) workgroup: vec3u,
@@ -91,6 +81,21 @@ fn decode(
     let n_last = min(n_first + GROUP, (unit / head_blocks + 1u) * parameters.G) - 1u;
     let k = key_head(n_first);
 
+    let scale = query_scale(b);
+    for (var i = thread; i < GROUP * HEAD_CHUNKS; i += WORKGROUP) {
+        let n = n_first + i / HEAD_CHUNKS;
+        var four = vec4f();
+        if (n <= n_last) {
+%% if problem.rope is not none
+            four = scale * load_query_rotated(query_row(b, 0u, n), i % HEAD_CHUNKS, position_of(b, 0u));
+%% else
+            four = scale * load_query(query_row(b, 0u, n), i % HEAD_CHUNKS);
+%% endif
+        }
+        query_rows[i] = four;
+    }
+    workgroupBarrier();
+
     let from_key = parameters.key_first + part * parameters.part_keys;
     let keys = block_keys(b, 0u, 0u, from_key, min(from_key + parameters.part_keys, parameters.key_end));
     let kept = kept_keys(b, 0u);
@@ -98,79 +103,62 @@ fn decode(
     let v_rows = value_row(b, 0u, k);
     let lane = thread % VALUE_CHUNKS;
     let row = thread / VALUE_CHUNKS;
-    let key_lane = thread % LANES;
-    let key_first = thread / LANES;
-    let scale = query_scale(b);
-%% for g in heads
-    let q_row_{{ g }} = query_row(b, 0u, min(n_first + {{ g }}u, n_last));
-%% for c in range(LANE_CHUNKS)
-%% if problem.rope is not none
-    let q_{{ g }}_{{ c }} = scale * load_query_rotated(q_row_{{ g }}, {{ c }}u * LANES + key_lane, position_of(b, 0u));
-%% else
-    let q_{{ g }}_{{ c }} = scale * load_query(q_row_{{ g }}, {{ c }}u * LANES + key_lane);
-%% endif
-%% endfor
-%% endfor
 %% for g in heads
     var top_{{ g }} = MASKED;
     var total_{{ g }} = 0.0;
     var sum_{{ g }} = vec4f();
 %% endfor
 
-    for (var tile = keys.x; tile < keys.y; tile += WORKGROUP) {
-        for (var j = key_first; j < WORKGROUP; j += {{ KEY_TURN }}u * KEYS_AT_ONCE) {
-%% for u in range(KEY_TURN)
-            let j_{{ u }} = j + {{ u }}u * KEYS_AT_ONCE;
-            let s_{{ u }} = tile + j_{{ u }};
-%% for c in range(LANE_CHUNKS)
-            var k_{{ u }}_{{ c }} = vec4f();
-%% endfor
+    for (var tile = keys.x; tile < keys.y; tile += TILE_K) {
+%% for i in range(KEYS)
+        let s_{{ i }} = tile + {{ i }}u * WORKGROUP + thread;
 %% if problem.segments
-            if (s_{{ u }} < keys.y && same_segment(b, s_{{ u }})) {
+        let read_{{ i }} = s_{{ i }} < keys.y && row_query_segments(b, parameters.t_first) == row_key_segments(b, min(s_{{ i }}, keys.y - 1u));
 %% else
-            if (s_{{ u }} < keys.y) {
+        let read_{{ i }} = s_{{ i }} < keys.y;
 %% endif
-                let k_row = k_rows + (s_{{ u }} - parameters.key_first) * parameters.key_s;
-%% for c in range(LANE_CHUNKS)
+%% for g in heads
+        var x_{{ i }}_{{ g }} = 0.0;
+%% endfor
+%% endfor
+        if ({% for i in range(KEYS) %}{{ " || " if i else "" }}read_{{ i }}{% endfor %}) {
+%% for i in range(KEYS)
+            let key_{{ i }} = min(s_{{ i }}, keys.y - 1u);
+            let k_row_{{ i }} = k_rows + (key_{{ i }} - parameters.key_first) * parameters.key_s;
+%% endfor
+            for (var chunk = 0u; chunk < HEAD_CHUNKS; chunk += {{ TURN }}u) {
+%% for c in range(TURN)
+%% for i in range(KEYS)
 %% if problem.rope is not none
-                k_{{ u }}_{{ c }} = load_key_rotated(k_row, {{ c }}u * LANES + key_lane, i32(s_{{ u }}));
+                let k_{{ i }}_{{ c }} = load_key_rotated(k_row_{{ i }}, chunk + {{ c }}u, i32(key_{{ i }}));
 %% else
-                k_{{ u }}_{{ c }} = load_key(k_row, {{ c }}u * LANES + key_lane);
+                let k_{{ i }}_{{ c }} = load_key(k_row_{{ i }}, chunk + {{ c }}u);
 %% endif
+%% endfor
+%% endfor
+%% for c in range(TURN)
+%% for g in heads
+                let q_{{ g }}_{{ c }} = query_rows[{{ g }}u * HEAD_CHUNKS + chunk + {{ c }}u];
+%% for i in range(KEYS)
+                x_{{ i }}_{{ g }} = add_dot(x_{{ i }}_{{ g }}, q_{{ g }}_{{ c }}, k_{{ i }}_{{ c }});
+%% endfor
+%% endfor
 %% endfor
             }
-%% endfor
-%% for u in range(KEY_TURN)
-%% for g in heads
-            var x_{{ u }}_{{ g }} = dot(q_{{ g }}_0, k_{{ u }}_0);
-%% for c in range(1, LANE_CHUNKS)
-            x_{{ u }}_{{ g }} = add_dot(x_{{ u }}_{{ g }}, q_{{ g }}_{{ c }}, k_{{ u }}_{{ c }});
-%% endfor
-%% endfor
-%% for q in quads
-            products[j_{{ u }} * PRODUCT_PITCH + key_lane * GROUP_QUADS + {{ q }}u] = {{ four_heads("x_%d" % u, q) }};
-%% endfor
-%% endfor
-        }
-        workgroupBarrier();
-
-        let s = tile + thread;
-%% for q in quads
-        var joined_{{ q }} = products[thread * PRODUCT_PITCH + {{ q }}u];
-        for (var i = 1u; i < LANES; i++) {
-            joined_{{ q }} += products[thread * PRODUCT_PITCH + i * GROUP_QUADS + {{ q }}u];
-        }
-%% endfor
-%% for g in heads
-        var x_{{ g }} = MASKED;
-%% endfor
-        if (s < keys.y) {
-%% for g in heads
-            x_{{ g }} = logit(joined_{{ g // 4 }}.{{ "xyzw"[g % 4] }}, b, min(n_first + {{ g }}u, n_last), 0u, s, kept);
-%% endfor
         }
 %% for g in heads
-        scattered[{{ g }}u * PITCH + thread] = x_{{ g }};
+%% for i in range(KEYS)
+        if (read_{{ i }}) {
+            x_{{ i }}_{{ g }} = logit(x_{{ i }}_{{ g }}, b, min(n_first + {{ g }}u, n_last), 0u, s_{{ i }}, kept);
+        } else {
+            x_{{ i }}_{{ g }} = MASKED;
+        }
+%% endfor
+        var high_{{ g }} = x_0_{{ g }};
+%% for i in range(1, KEYS)
+        high_{{ g }} = max(high_{{ g }}, x_{{ i }}_{{ g }});
+%% endfor
+        scattered[{{ g }}u * PITCH + thread] = high_{{ g }};
 %% endfor
         gather_maxima(thread);
 
@@ -180,22 +168,29 @@ fn decode(
         top_{{ g }} = new_top_{{ g }};
         total_{{ g }} *= fade_{{ g }};
         sum_{{ g }} *= fade_{{ g }};
-        let w_{{ g }} = weight(x_{{ g }}, new_top_{{ g }});
-        total_{{ g }} += w_{{ g }};
+%% for i in range(KEYS)
+        let w_{{ i }}_{{ g }} = weight(x_{{ i }}_{{ g }}, new_top_{{ g }});
+        total_{{ g }} += w_{{ i }}_{{ g }};
 %% endfor
+%% endfor
+%% for i in range(KEYS)
 %% for q in quads
-        weights[thread * GROUP_QUADS + {{ q }}u] = {{ four_heads("w", q) }};
+        weights[({{ i }}u * WORKGROUP + thread) * GROUP_QUADS + {{ q }}u] = vec4f(
+            {% for g in range(4 * q, 4 * q + 4) %}{{ "w_%d_%d" % (i, g) if g < GROUP else "0.0" }}{{ ", " if not loop.last }}{% endfor %}
+
+        );
+%% endfor
 %% endfor
         workgroupBarrier();
 
         // The next tile's maxima are gathered behind a barrier, so these weights are read before they are overwritten.
         if (row < ROWS) {
-            let live = min(WORKGROUP, keys.y - tile);
+            let live = min(TILE_K, keys.y - tile);
             for (var first = row; first < live; first += {{ TURN }}u * ROWS) {
 %% for u in range(TURN)
                 let j_{{ u }} = first + {{ u }}u * ROWS;
 %% for q in quads
-                let share_{{ u }}_{{ q }} = weights[min(j_{{ u }}, WORKGROUP - 1u) * GROUP_QUADS + {{ q }}u];
+                let share_{{ u }}_{{ q }} = weights[min(j_{{ u }}, TILE_K - 1u) * GROUP_QUADS + {{ q }}u];
 %% endfor
                 var v_{{ u }} = vec4f();
 %% if problem.dense

@@ -271,7 +271,9 @@ fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept) -> f32 {
     keep = keep && bias_bits != {{ "0xfc00u" if bias_name == "f16" else "0xff80u" }};
     x += unpack_{{ bias_name }}(bias_bits).x;
 %% endif
-    x = select(x, LOWEST_KEPT, x < LOWEST_KEPT);
+    // By bits: a comparison may be compiled to a maximum, which loses a NaN.
+    let bits = bitcast<u32>(x);
+    x = select(x, LOWEST_KEPT, bits == 0xff7fffffu || bits == 0xff800000u);
 %% endif
 %% if problem.mask
     let mask_at = mask_row(b, n, t) + (s - parameters.key_first) * parameters.mask_s;

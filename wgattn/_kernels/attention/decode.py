@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
@@ -14,45 +13,45 @@ from wgattn._runtime.profile import DeviceProfile
 
 name = "decode"
 MAX_DIM = 256
-TURN = 4  # loads of V that a thread has under way at once
-KEY_LOADS = 8  # and of K
+WORKGROUP = 128
+TURN = 4  # loads of K or V that a thread has under way at once
 GATHERED = 8  # of the numbers that threads have for a head, a first step leaves so many
 SPLIT_KEYS = 256  # a split has no fewer keys: the merge reads every split
-MAX_QUERY = 20  # vec4 of q that a thread keeps in registers
-MAX_BYTES = 26 << 10  # with more workgroup memory than this, too few workgroups run at once
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a workgroup serves: up to `heads` heads of a group, `threads` keys a tile, `lanes` threads a key."""
+    """What a workgroup serves: up to `heads` query heads of a group, `keys` keys a thread and tile."""
 
     heads: int
-    threads: int
-    lanes: int
+    keys: int
+
+    @property
+    def tile(self) -> int:
+        return WORKGROUP * self.keys
 
     @property
     def quads(self) -> int:
         return -(-self.heads // 4)
 
-    @property
-    def product_pitch(self) -> int:
-        """vec4 from one key's products to the next: odd, so that threads with a key each meet no bank conflict."""
-        return self.lanes * self.quads + 1
-
-    def workgroup_bytes(self) -> int:
-        """Products, weights, a number a head and thread, the same gathered, a vec4 a thread."""
-        quads = self.product_pitch + self.quads + 1
-        return self.threads * quads * 16 + self.heads * (self.threads + GATHERED + GATHERED) * 4
+    def workgroup_bytes(self, problem: AttentionProblem) -> int:
+        """Query rows, the weights of a tile, a number a head and thread, the same gathered, a vec4 a thread."""
+        return (
+            self.heads * problem.head_dim * 4
+            + self.tile * self.quads * 16
+            + self.heads * (WORKGROUP + GATHERED + GATHERED) * 4
+            + WORKGROUP * 16
+        )
 
 
 def share_of(problem: AttentionProblem, profile: DeviceProfile) -> Share | None:
-    """The most heads that fit, in even blocks, with the fewest lanes a key that can hold q."""
-    chunks, most_bytes = problem.head_dim // 4, min(profile.limits.workgroup_bytes, MAX_BYTES)
-    for most, threads, lanes in product((8, 4, 2, 1), (128, 64), (4, 8, 16)):
-        share = Share(-(-problem.group // -(-problem.group // most)), threads, lanes)
-        held = chunks // lanes * share.heads
-        if chunks % lanes == 0 and held <= MAX_QUERY and share.workgroup_bytes() <= most_bytes:
-            return share
+    """The most heads that fit, in even blocks; two keys a thread share a read of q. Tuned by `decode_keys`."""
+    keys = dict(profile.tuned).get("decode_keys", 2)
+    for most in (8, 4, 2, 1):
+        blocks = -(-problem.group // most)
+        for share in (Share(-(-problem.group // blocks), keys), Share(-(-problem.group // blocks), 1)):
+            if share.workgroup_bytes(problem) <= profile.limits.workgroup_bytes:
+                return share
     return None
 
 
@@ -72,30 +71,28 @@ def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
     share = _share(problem, profile)
-    lane_chunks, value_chunks = problem.head_dim // 4 // share.lanes, problem.value_dim // 4
+    chunks = problem.value_dim // 4
     return Variant(
         family=name,
-        name=variant_name(name, problem, partial, f"n{share.heads}k{share.threads}l{share.lanes}"),
+        name=variant_name(name, problem, partial, f"n{share.heads}k{share.tile}"),
         template="attention/decode.wgsl",
         constants=(
             *constants(problem, partial),
-            ("WORKGROUP", share.threads),
+            ("WORKGROUP", WORKGROUP),
             ("GROUP", share.heads),
             ("GROUP_QUADS", share.quads),
-            ("LANES", share.lanes),
-            ("LANE_CHUNKS", lane_chunks),
-            ("KEYS_AT_ONCE", share.threads // share.lanes),
-            ("KEY_TURN", _key_turn(problem, share)),
-            ("PRODUCT_PITCH", share.product_pitch),
-            ("VALUE_CHUNKS", value_chunks),
-            ("ROWS", share.threads // value_chunks),
+            ("KEYS", share.keys),
+            ("TILE_K", share.tile),
+            ("HEAD_CHUNKS", problem.head_dim // 4),
+            ("VALUE_CHUNKS", chunks),
+            ("ROWS", WORKGROUP // chunks),
             ("TURN", TURN),
             ("GATHERED", GATHERED),
-            ("PITCH", share.threads + GATHERED),
+            ("PITCH", WORKGROUP + GATHERED),
         ),
         bindings=bindings(problem, partial),
         parameters=parameters(problem),
-        workgroup_bytes=share.workgroup_bytes(),
+        workgroup_bytes=share.workgroup_bytes(problem),
         reason=f"one query row: keys and values are read once for {share.heads} heads",
     )
 
@@ -126,23 +123,16 @@ def _share(problem: AttentionProblem, profile: DeviceProfile) -> Share:
     return share
 
 
-def _key_turn(problem: AttentionProblem, share: Share) -> int:
-    """How many keys a thread reads at once: a power of two, at most the `lanes` keys that it has in a tile."""
-    loads = max(KEY_LOADS * share.lanes // (problem.head_dim // 4), 1)
-    return min(1 << (loads.bit_length() - 1), share.lanes)
-
-
 def _max_keys(problem: AttentionProblem, share: Share, profile: DeviceProfile) -> int | None:
-    """How many keys fit in the loop turns an invocation has; a tile loops over keys, and gathers."""
+    """How many keys fit in the loop turns an invocation has; a tile loops over H, over its own keys, and gathers."""
     turns = profile.limits.loop_turns
     if turns is None:
         return None
-    rows = share.threads // (problem.value_dim // 4)
-    keys = share.lanes // _key_turn(problem, share)
-    joined = share.lanes * share.quads + share.threads // GATHERED + share.heads * GATHERED
-    a_tile = 2 + keys + share.threads // (TURN * rows) + joined
+    rows = WORKGROUP // (problem.value_dim // 4)
+    gather = WORKGROUP // GATHERED + share.heads * GATHERED
+    a_tile = 2 + problem.head_dim // 4 // TURN + share.tile // (TURN * rows) + gather
     if problem.rope == "half":
-        a_tile += problem.head_dim
+        a_tile += problem.head_dim * share.keys
     if problem.empty_rows:
-        a_tile += share.threads // 8 * 9
-    return max((turns - 4096) // a_tile, 1) * share.threads
+        a_tile += share.tile // 8 * 9
+    return max((turns - 4096) // a_tile, 1) * share.tile
