@@ -17,6 +17,7 @@ from wgattn._kernels.attention.backward import plain
 from wgattn._kernels.attention.backward.choose import FAMILIES
 from wgattn._kernels.attention.problem import Bound
 from wgattn._kernels.rotation import Rope
+from wgattn._reference import tolerance
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("poisoned")]
 FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
@@ -34,14 +35,21 @@ def compare(family: ModuleType, arrays: tuple[np.ndarray, ...], **options: Any) 
     made = run(family, *arrays, **options)
     right = reference_gradient(*arrays, **options)
     assert {"query", "key", "value"} <= made.keys()
-    # A call is as exact as the rows it reads: a float32 bias beside float16 rows has a float16 call's gradient.
-    dtype = arrays[1].dtype
+    # A call is as exact as the rows it reads, a result as its dtype: of a bias beside other rows the coarser counts.
+    call_dtype = arrays[1].dtype
     for name, gradient in made.items():
         wanted = np.asarray(getattr(right, name)).reshape(gradient.shape)
         if np.linalg.norm(wanted) < 1e-12 * wanted.size:
             wanted = wanted * 0  # 0 but for the rounding of float64: only the absolute bound says anything
         # An absolute bound is for unit-normal data: a gradient that sums over many rows is larger.
         size = max(1.0, float(np.abs(wanted).max(initial=0.0)))
+        dtype = max((call_dtype, gradient.dtype), key=lambda each: tolerance(each).norm)
+        if name == "scale":
+            # One number, the product of q and its unscaled gradient: its terms cancel, so their size is the measure.
+            unscaled = np.linalg.norm(right.query / options["scale"])
+            terms = float(np.linalg.norm(arrays[1].astype(np.float64)) * unscaled)
+            assert abs(float(gradient[0]) - float(wanted[0])) <= tolerance(dtype, gradient=True).norm * terms
+            continue
         try:
             check(gradient, wanted, dtype, arrays[2].shape[1], gradient=True, magnitude=size)
         except AssertionError as error:
@@ -191,6 +199,20 @@ def test_two_batch_axes_and_shared_keys(family: ModuleType) -> None:
     right = reference_gradient(grad_out, query, *(np.broadcast_to(x[:1], x.shape) for x in (key, value)), **options)
     for name, gradient in made.items():
         check(gradient, getattr(right, name), gradient=True, magnitude=4.0)
+
+
+@FAMILY
+def test_boxes_of_two_batch_axes(family: ModuleType) -> None:
+    """Batch entries, heads, rows and keys in launches of their own, with every gradient that sums over them."""
+    profile = weak(_runtime.current_profile(), binding_bytes=12 * 1024)
+    draw = np.random.default_rng(6)
+    options = {
+        "bias": draw.standard_normal((1, 4, 1, 37)).astype(np.float32),
+        "sinks": draw.standard_normal(4).astype(np.float32),
+        "query_lengths": np.array([19, 18, 0, 7, 30, 1], np.int32),
+        "scale": 0.3,
+    }
+    compare(family, drawn(B=6), batch=(2, 3), profile=profile, is_causal=True, **options)
 
 
 @FAMILY
