@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import wgattn as wa
 from tests.graph.evaluate import evaluate
 from tests.graph.recording import Recording, arguments, count
 from wgattn._dtypes import bfloat16, float16, float32, int32
@@ -130,6 +131,29 @@ def test_rope_on_query_and_key_is_the_calls_own(where, order):
     graph = fused(rotated(where, order=order))
     assert count(graph, op.Rotate) == 0
     assert graph.nodes[-1].operation.call.rope == ROPE
+
+
+@pytest.mark.parametrize("rope", [wa.nn.Rope(), wa.nn.Rope(500.0, 4, "interleaved")], ids=["half", "interleaved"])
+@pytest.mark.parametrize("offset", [None, np.array([1, 2], np.int32)], ids=["", "offset"])
+def test_gradients_of_a_call_that_rotates_are_rotated_back_by_it(rope, offset):
+    def loss(q, k):
+        return wa.nn.dot_product_attention(q, k, k, rope=rope, query_offset=offset).sum()
+
+    q, k = np.zeros((2, 5, 4, 8), np.float32), np.zeros((2, 7, 2, 8), np.float32)
+    graph = fused(wa.make_graph(wa.grad(loss, (0, 1)))(q, k).graph)
+    assert count(graph, op.Rotate) == 0
+    assert {n.operation.call.rope for n in graph.nodes if hasattr(n.operation, "call")} == {rope}
+    by_value = wa.make_graph(wa.grad(lambda v: wa.nn.dot_product_attention(q, k, v, rope=rope).sum()))(k).graph
+    assert count(fused(by_value), op.Rotate) == 0
+
+
+def test_a_gradient_of_a_rotated_value_that_is_used_otherwise_stays_explicit():
+    def loss(q):
+        turned = wa.nn.rope(q)
+        return wa.nn.dot_product_attention(turned, turned, q).sum()
+
+    graph = fused(wa.make_graph(wa.grad(loss))(np.zeros((2, 5, 4, 8), np.float32)).graph)
+    assert count(graph, op.Rotate) == 2, "the gradients of query and key are added before they are rotated back"
 
 
 def test_rope_that_is_needed_elsewhere_is_computed_once():

@@ -1,49 +1,57 @@
-"""RoPE on query and key becomes the call's own: both are rotated as they are read."""
+"""RoPE on query and key becomes the call's own: both are rotated as they are read, and their gradients back."""
 
 from dataclasses import dataclass, replace
 
-from wgattn._graph.graph import Graph, Node, Use
-from wgattn._graph.operations import Attention, Rotate
+from wgattn._graph.graph import Graph, Use
+from wgattn._graph.operations import Attention, AttentionGradient, Rotate
 from wgattn._kernels.rotation import Rope
 
-from .rebuild import before, each, users
+from .rebuild import Rebuild, before, users
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A call's query and key before they were rotated, and how they were."""
+    """A call's query and key before they were rotated, and how they were; the nodes that rotate its gradients back."""
 
     query: Use
     key: Use
     rope: Rope
+    back: tuple[int, ...] = ()
 
 
 def fold_rotations(graph: Graph) -> Graph:
     """Where all that uses a rotated value is attention that can rotate for itself. Else it is rotated once, for all."""
-    plain = {number: found for number, node in enumerate(graph.nodes) if (found := _plain(graph, node)) is not None}
     uses = users(graph)
+    plain = {number: found for number in range(len(graph.nodes)) if (found := _plain(graph, number, uses)) is not None}
     while kept := [
         n for n in plain if not all(user in plain for use in graph.nodes[n].uses[:2] for user in uses[use.node, 0])
     ]:
         for number in kept:
             del plain[number]
 
-    def rewrite(number: int, node: Node) -> Node:
-        if number not in plain:
-            return node
-        attention, found = node.operation, plain[number]
-        assert isinstance(attention, Attention)
-        call = replace(attention.call, rope=found.rope)
-        return replace(node, operation=replace(attention, call=call), uses=(found.query, found.key, *node.uses[2:]))
+    back = {number for found in plain.values() for number in found.back}
+    rebuild = Rebuild(graph)
+    for number, node in enumerate(graph.nodes):
+        if number in back:
+            rebuild.became[number, 0] = rebuild.use(node.uses[0])
+        elif number in plain:
+            attention, found = node.operation, plain[number]
+            assert isinstance(attention, Attention | AttentionGradient)
+            rotating = replace(attention, call=replace(attention.call, rope=found.rope))
+            uses_before = (found.query, found.key, *node.uses[2:])
+            rebuild.keep(number, replace(node, operation=rotating, uses=uses_before))
+        else:
+            rebuild.keep(number)
+    return rebuild.finish()
 
-    return each(graph, rewrite)
 
-
-def _plain(graph: Graph, node: Node) -> Plain | None:
+def _plain(graph: Graph, number: int, uses: dict[tuple[int, int], list[int]]) -> Plain | None:
+    node = graph.nodes[number]
     attention = node.operation
-    if not isinstance(attention, Attention) or attention.call.rope is not None:
+    if not isinstance(attention, Attention | AttentionGradient) or attention.call.rope is not None:
         return None
-    if {"bias", "mask"} <= set(attention.operands) and attention.call.residual is not None:
+    forward = isinstance(attention, Attention)
+    if forward and {"bias", "mask"} <= set(attention.operands) and attention.call.residual is not None:
         return None  # the tables would be one storage buffer more than every device binds
     query, key = node.uses[:2]
     turned_query, turned_key = graph.nodes[query.node], graph.nodes[key.node]
@@ -62,7 +70,30 @@ def _plain(graph: Graph, node: Node) -> Plain | None:
     before_query, before_key = before(graph, query), before(graph, key)
     if before_query is None or before_key is None:
         return None
-    return Plain(before_query, before_key, by_query.rope)
+    back = () if forward else _turned_back(graph, number, uses)
+    return None if back is None else Plain(before_query, before_key, by_query.rope, back)
+
+
+def _turned_back(graph: Graph, number: int, uses: dict[tuple[int, int], list[int]]) -> tuple[int, ...] | None:
+    """The nodes that rotate the gradients of query and key back; None where one of these is used otherwise."""
+    gradient, found = graph.nodes[number], []
+    assert isinstance(gradient.operation, AttentionGradient)
+    for result, name in enumerate(gradient.operation.wanted):
+        if name not in ("query", "key"):
+            continue
+        turned = graph.nodes[gradient.uses[("query", "key").index(name)].node]
+        assert isinstance(turned.operation, Rotate)
+        for user in uses.get((number, result), []):
+            other = graph.nodes[user]
+            whole = user >= 0 and other.uses[0] == Use(number, result)
+            if (
+                not whole
+                or other.operation != replace(turned.operation, inverse=True)
+                or other.uses[1:] != turned.uses[1:]
+            ):
+                return None
+            found.append(user)
+    return tuple(found)
 
 
 def _from_the_first(graph: Graph, use: Use) -> bool:
