@@ -1,4 +1,4 @@
-"""The recorded program: operations in order, each use of a value a strided view of what a node wrote. Immutable and hashable."""
+"""The recorded program, an immutable value: operations in order, each use a strided view of what a node wrote."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The operations that a program may hold, as frozen values. Shape and dtype rules are in `rules.py`, rewriting in `rewrite/`.
+"""The operations that a program may hold, as frozen values; rules.py has their shapes and dtypes, rewrite/ fuses them.
 
 Before fusion every use is plain (no View) and the view operations below are nodes; after it, views are gone into uses.
 """
@@ -64,8 +64,9 @@ class Cast:
 
 
 Function = Literal[
-    "add", "subtract", "multiply", "divide", "negative", "exp", "maximum", "minimum", "logical_and", "logical_or", "logical_not",
-    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "where",
+    "add", "subtract", "multiply", "divide", "negative", "exp", "maximum", "minimum",
+    "logical_and", "logical_or", "logical_not", "equal", "not_equal",
+    "less", "less_equal", "greater", "greater_equal", "where",
 ]  # fmt: skip
 
 
@@ -100,7 +101,8 @@ class Concatenate:
 
 @dataclass(frozen=True, slots=True)
 class Rotate:
-    """RoPE on (B, T, N, H). Uses: x, then positions int32 (T,) or (B, T) where `where` is "positions", an offset int32 () or (B,) where "offset".
+    """RoPE on (B, T, N, H). Uses: x, then positions int32 (T,) or (B, T) where `where` is "positions", an offset int32
+    () or (B,) where "offset".
 
     `inverse` rotates back: the adjoint.
     """
@@ -112,10 +114,11 @@ class Rotate:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One attention call. `operands` names the uses in order: query key value, then any of bias, mask, ROW_OPERANDS, and the call's bound sources.
+    """One attention call. `operands` names the uses in order: query key value, then any of bias, mask, ROW_OPERANDS,
+    and the call's bound sources.
 
-    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv); a second batch axis in front is taken too. Results: out (B, T, N, Hv) in
-    `dtype`, and the residual (B, T, N) where the call keeps one.
+    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv); a second batch axis in front is taken too. Results: out
+    (B, T, N, Hv) in `dtype`, and the residual (B, T, N) where the call keeps one.
     """
 
     operands: tuple[str, ...]

@@ -1,8 +1,9 @@
 """A Variant's WGSL: the Jinja2 template in wgsl/ with the variant's constants, bindings and parameter struct.
 
-Templates use line statements that start with `%%`, `{{ value }}` for values, `{% include %}` and `{% import %}` for shared modules, and see every
-constant of the variant under its own name; a name that is not there is an error. What every kernel needs is written once, in
-`shared/prelude.wgsl`: the `enable` lines of the provider's dialect, a `const` for each UPPER_CASE number, the bindings, the parameter struct.
+Templates use line statements that start with `%%`, `{{ value }}` for values, `{% include %}` and `{% import %}` for
+shared modules, and see every constant of the variant under its own name; a name that is not there is an error. What
+every kernel needs is written once, in `shared/prelude.wgsl`: the `enable` lines of the provider's dialect, a `const`
+for each UPPER_CASE number, the bindings, the parameter struct.
 """
 
 from functools import cache, lru_cache
@@ -20,7 +21,9 @@ Dialect = Literal["wgpu", "dawn"]
 def compose(variant: Variant, dialect: Dialect = "wgpu") -> str:
     """The WGSL of `variant`, for naga ("wgpu") or Tint ("dawn")."""
     constants = dict(variant.constants)
-    scalars = {name: value for name, value in constants.items() if name.isupper() and isinstance(value, bool | int | float)}
+    scalars = {
+        name: value for name, value in constants.items() if name.isupper() and isinstance(value, bool | int | float)
+    }
     text = _environment().get_template(variant.template)
     try:
         return text.render(

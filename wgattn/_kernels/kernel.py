@@ -192,7 +192,7 @@ class CopyToTexture:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of one kernel call in order, and the scratch that they share. Names not in `scratch` are operands or results."""
+    """The steps of one kernel call in order, and the scratch they share. Other names are operands or results."""
 
     steps: tuple[Launch | Copy | CopyToTexture, ...]
     scratch: Mapping[str, Scratch | Texture] = field(default_factory=dict)

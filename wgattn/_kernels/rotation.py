@@ -1,8 +1,8 @@
-"""Rotary position embedding as a value: its parameters, its frequencies, and the tables of cos and sin that kernels read.
+"""Rotary position embedding as a value: its parameters and frequencies, and the tables that kernels read.
 
-The tables are made on the host in float64 and rounded once. A position is split into three digits, 4096 · 1024 · 1024, and a table row holds the
-rotation of one digit; a kernel multiplies the rotations of the digits that are not zero. So any int32 position is served by 6,144 rows, and
-a position below 4096 reads its own rounded cos and sin.
+The tables are made on the host in float64 and rounded once. A position is split into three digits, 4096 · 1024 · 1024,
+and a table row holds the rotation of one digit; a kernel multiplies the rotations of the digits that are not zero. So
+any int32 position is served by 6,144 rows, and a position below 4096 reads its own rounded cos and sin.
 """
 
 import math
@@ -44,7 +44,8 @@ class Rope:
         rotary_dim = head_dim if self.rotary_dim is None else self.rotary_dim
         if rotary_dim > head_dim or rotary_dim % 2:
             raise ValueError(
-                f"rope rotates {rotary_dim} of head_dim {head_dim} elements: give an even rotary_dim of at most {head_dim}"
+                f"rope rotates {rotary_dim} of head_dim {head_dim} elements: "
+                f"give an even rotary_dim of at most {head_dim}"
             )
         return rotary_dim
 
@@ -57,15 +58,29 @@ def inverse_frequencies(rope: Rope, rotary_dim: int) -> tuple[np.ndarray, float]
         return plain, 1.0
     if isinstance(rope.scaling, int | float):
         return plain / float(rope.scaling), 1.0
-    given = dict(rope.scaling)
-    rule = given.pop("rule", None) or given.pop("rope_type", None) or given.pop("type", None)
+    given = {name: value for name, value in dict(rope.scaling).items() if value is not None}
+    rule = next((given.pop(name) for name in ("rule", "rope_type", "type") if name in given), None)
+    if rule not in _RULES:
+        raise ValueError(
+            f'rope scaling takes None, a factor, or a dict with rule "linear", "llama3" or "yarn"; got {rule!r}'
+        )
+    if unknown := set(given) - _RULES[rule]:
+        raise ValueError(f"rope scaling rule {rule} takes {sorted(_RULES[rule])}; got {sorted(unknown)} beside them")
     if rule == "linear":
         return plain / _take(given, rule, "factor"), 1.0
     if rule == "llama3":
         return _llama3(plain, given), 1.0
-    if rule == "yarn":
-        return _yarn(plain, rope.base, rotary_dim, given)
-    raise ValueError(f'rope scaling takes None, a factor, or a dict with rule "linear", "llama3" or "yarn"; got {rule!r}')
+    return _yarn(plain, rope.base, rotary_dim, given)
+
+
+_RULES = {
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {
+        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
+        "attention_factor", "mscale", "mscale_all_dim",
+    },
+}  # fmt: skip
 
 
 def _take(given: dict, rule: object, name: str, default: float | None = None) -> float:
@@ -88,17 +103,30 @@ def _llama3(plain: np.ndarray, given: dict) -> np.ndarray:
 def _yarn(plain: np.ndarray, base: float, rotary_dim: int, given: dict) -> tuple[np.ndarray, float]:
     factor = _take(given, "yarn", "factor")
     trained = _take(given, "yarn", "original_max_position_embeddings")
-    fast = _take(given, "yarn", "beta_fast", 32.0)
-    slow = _take(given, "yarn", "beta_slow", 1.0)
-    attention = _take(given, "yarn", "attention_factor", 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
 
     def pair_of(turns: float) -> float:  # the pair that makes `turns` whole turns within the trained length
         return rotary_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    first = max(math.floor(pair_of(fast)), 0)
-    last = min(math.ceil(pair_of(slow)), rotary_dim - 1)
-    ramp = np.clip((np.arange(rotary_dim // 2) - first) / max(last - first, 1e-3), 0.0, 1.0)
-    return plain / factor * ramp + plain * (1 - ramp), attention
+    first = pair_of(_take(given, "yarn", "beta_fast", 32.0))
+    last = pair_of(_take(given, "yarn", "beta_slow", 1.0))
+    if given.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    ramp = np.clip((np.arange(rotary_dim // 2) - first) / (last - first or 1e-3), 0.0, 1.0)
+    return plain / factor * ramp + plain * (1 - ramp), _yarn_attention(factor, given)
+
+
+def _yarn_attention(factor: float, given: dict) -> float:
+    """The factor on cos and sin: as given, or 0.1 · mscale · ln(factor) + 1, over the same of mscale_all_dim."""
+
+    def grown(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if "attention_factor" in given:
+        return _take(given, "yarn", "attention_factor")
+    if "mscale" in given and "mscale_all_dim" in given:
+        return grown(_take(given, "yarn", "mscale")) / grown(_take(given, "yarn", "mscale_all_dim"))
+    return grown(1.0)
 
 
 @lru_cache(maxsize=16)

@@ -41,7 +41,7 @@ class Provider:
                 from wgpudawn.backends.dawn import extras
             except ImportError as error:
                 raise AdapterNotFoundError(
-                    "WGATTN_PROVIDER is dawn, but wgpudawn is not installed: pip install 'wgattn[dawn]'"
+                    "WGATTN_PROVIDER is dawn, but wgpudawn is not installed: pip install '.[dawn]' in wgattn's checkout"
                 ) from error
             # f16 and matrix units are behind these toggles, which count only before Dawn's first adapter is asked for
             with suppress(RuntimeError):  # another library in this process was first: do with what its choice gives
@@ -108,7 +108,8 @@ class Provider:
         if self.name == "wgpu":
             from wgpu.backends.wgpu_native import _api
 
-            return float(_api.libf.wgpuQueueGetTimestampPeriod(device.queue._internal))
+            native: Any = _api.libf
+            return float(native.wgpuQueueGetTimestampPeriod(device.queue._internal))
         return 1.0  # Dawn resolves timestamps to nanoseconds itself
 
     def matrix_configurations(self, adapter: Any) -> tuple[str, ...]:
@@ -131,8 +132,10 @@ class Provider:
 def _trusted_module() -> Callable[[Any, str, str], Any] | None:
     """wgpu-native's call for modules without run-time checks (2x faster kernels), absent from wgpu-py's public face."""
     from wgpu.backends.wgpu_native import _api
-    from wgpu.backends.wgpu_native._ffi import ffi, lib
+    from wgpu.backends.wgpu_native._ffi import ffi
+    from wgpu.backends.wgpu_native._ffi import lib as constants
 
+    lib: Any = constants
     call = getattr(_api.libf, "wgpuDeviceCreateShaderModuleTrusted", None)
     if call is None:
         return None
@@ -156,8 +159,11 @@ _marks: list[tuple[Any, list[int]]] = []  # callbacks that wgpu-native has yet t
 def _wgpu_mark(device: Any) -> Callable[[], bool]:
     """wgpu-native's own call: wgpu-py 0.32 declares its callback wrongly, and a poll that does not wait says done."""
     from wgpu.backends.wgpu_native import _api
-    from wgpu.backends.wgpu_native._ffi import ffi, lib
+    from wgpu.backends.wgpu_native._ffi import ffi
+    from wgpu.backends.wgpu_native._ffi import lib as constants
 
+    lib: Any = constants
+    native: Any = _api.libf
     done: list[int] = []
 
     @ffi.callback("void(WGPUQueueWorkDoneStatus, WGPUStringView, void *, void *)")
@@ -169,7 +175,7 @@ def _wgpu_mark(device: Any) -> Callable[[], bool]:
     info = _api.new_struct(
         "WGPUQueueWorkDoneCallbackInfo", mode=lib.WGPUCallbackMode_AllowProcessEvents, callback=finished
     )
-    _api.libf.wgpuQueueOnSubmittedWorkDone(device.queue._internal, info)
+    native.wgpuQueueOnSubmittedWorkDone(device.queue._internal, info)
 
     def is_done() -> bool:
         if not done:

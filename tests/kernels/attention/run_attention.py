@@ -84,7 +84,11 @@ def weak(profile: Any, **limits: int) -> Any:
 
 def reference(query: np.ndarray, key: np.ndarray, value: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """The contract's answer to the same call."""
-    names = {"query_lengths": "query_seq_lengths", "key_value_lengths": "key_value_seq_lengths", "window": "local_window_size"}
+    names = {
+        "query_lengths": "query_seq_lengths",
+        "key_value_lengths": "key_value_seq_lengths",
+        "window": "local_window_size",
+    }
     for name in ("out_dtype", "profile"):
         options.pop(name, None)
     segments = options.pop("query_segments", None), options.pop("key_segments", None)

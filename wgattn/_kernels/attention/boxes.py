@@ -1,6 +1,7 @@
-"""A call cut into boxes that a device can bind and finish: batch entries, heads and query rows freely, keys with a merge after.
+"""A call cut into boxes that a device can bind and finish: of batch, heads and rows; of keys, with a merge after.
 
-One box is the rule. More are made where an operand is larger than a binding may be, or where an invocation would loop further than it may.
+One box is the rule. More are made where an operand is larger than a binding may be, or where an invocation would loop
+further than it may.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ class Box:
         return self.size("b0") * self.size("b1")
 
 
-# The axes of an operand that a box cuts: query, out (B0, B1, T, N, ·), key, value (B0, B1, S, K, ·), bias, mask (B0, B1, N, T, S).
+# The axes of an operand that a box cuts; query, out, key and value have their elements behind them.
 _AXES = {
     "query": ("b0", "b1", "t", "n"),
     "out": ("b0", "b1", "t", "n"),
@@ -72,10 +73,10 @@ def cut_to_limits(
 ) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
     """Boxes of rows (each over all keys) and ranges of keys, by halving, so that every operand can be bound.
 
-    `partial_row_bytes` are the bytes of partial sums a part of the keys, query row and head; they are written where there
-    is more than one part, each range of keys being `splits` of them. `whole_groups` keeps the query heads of a key/value
-    head in one box; `fits` says whether a part of an operand can be given to the kernel, if not by what can be bound.
-    Raises UnsupportedError where no box is small enough.
+    `partial_row_bytes` are the bytes of partial sums a part of the keys, query row and head; they are written where
+    there is more than one part, each range of keys being `splits` of them. `whole_groups` keeps the query heads of a
+    key/value head in one box; `fits` says whether a part of an operand can be given to the kernel, if not by what can
+    be bound. Raises UnsupportedError where no box is small enough.
     """
     all_of = whole(operands)
     group = operands["query"].shape[3] // operands["key"].shape[3]
@@ -127,7 +128,7 @@ def _too_large(
 
 
 def _longest_axis(operand: Operand | None, letters: tuple[str, ...], box: Box, group: int, heads: int) -> str | None:
-    """The axis of a box whose halving shortens an operand's span most; for partial sums, the longest but for the keys."""
+    """The axis whose halving shortens an operand's span most; for partial sums, the longest but for the keys."""
     reach = {}
     for axis, letter in enumerate(letters):
         cuts, least = ("n", max(heads, group)) if letter == "k" else (letter, heads if letter == "n" else 1)

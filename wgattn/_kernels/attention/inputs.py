@@ -1,7 +1,7 @@
-"""The bindings and parameters that all attention kernels share, as one table for Python and WGSL, and how a call fills them.
+"""The bindings and parameters that all attention kernels share: one table for Python and WGSL, and what fills it.
 
-A launch serves a Box (boxes.py). Operands are cut to it; the numbers that place it in the whole call are parameters, so lengths, masks and
-residuals keep their absolute indices.
+A launch serves a Box (boxes.py). Operands are cut to it; the numbers that place it in the whole call are parameters, so
+lengths, masks and residuals keep their absolute indices.
 """
 
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def source_names(problem: AttentionProblem) -> tuple[str, ...]:
 
 
 def bindings(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ...] = ()) -> tuple[Binding, ...]:
-    """The resources in binding order. A partial kernel writes float32 sums for the merge instead of out and residual."""
+    """The resources in binding order. A partial kernel writes sums for the merge instead of out and residual."""
     dtypes = {"query": problem.query_dtype, "key": problem.key_dtype, "value": problem.value_dtype}
     found = []
     for name, dtype in dtypes.items():
@@ -98,7 +98,7 @@ def bindings(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ..
 def parameters(
     problem: AttentionProblem, unbuffered: tuple[str, ...] = (), extra: tuple[tuple[str, Scalar], ...] = ()
 ) -> Parameters:
-    """The parameter struct: sizes, the box, strides of what is there, scalars, bounds, places in `rows`, then a family's own."""
+    """The struct: sizes, the box, strides of what is there, scalars, bounds, places in `rows`, a family's own."""
     fields = _words(
         "batch", "T", "T_all", "S", "N", "N_all", "G", "H", "Hv", "B1", "B1_all", "b0_first", "b1_first", "n_first",
         "k_first", "t_first", "key_first", "key_end", "parts", "part_first", "part_keys",
@@ -160,7 +160,7 @@ class Rows:
 
 
 def gather_rows(problem: AttentionProblem, operands: Mapping[str, Operand], batch: int) -> Rows:
-    """One array is bound where it lies; several are copied into one scratch buffer. Each is contiguous, for one or every batch entry."""
+    """One array is bound where it lies, several are copied into one buffer. Each serves one or every batch entry."""
     places, steps, at = {}, [], 0
     names = row_names(problem, source_names(problem))
     for name in names:
@@ -194,9 +194,11 @@ def resources_and_values(
     query, key, value = operands["query"], operands["key"], operands["value"]
     group = query.shape[3] // key.shape[3]
     values: dict[str, float] = {
-        "batch": box.batch, "T": box.size("t"), "T_all": query.shape[2], "S": key.shape[2], "N": box.size("n"), "N_all": query.shape[3],
+        "batch": box.batch, "T": box.size("t"), "T_all": query.shape[2], "S": key.shape[2],
+        "N": box.size("n"), "N_all": query.shape[3],
         "G": group, "H": query.shape[4], "Hv": value.shape[4], "B1": box.size("b1"), "B1_all": query.shape[1],
-        "b0_first": box.b0[0], "b1_first": box.b1[0], "n_first": box.n[0], "k_first": box.n[0] // group, "t_first": box.t[0], "key_first": box.s[0], "key_end": box.s[1],
+        "b0_first": box.b0[0], "b1_first": box.b1[0], "n_first": box.n[0], "k_first": box.n[0] // group,
+        "t_first": box.t[0], "key_first": box.s[0], "key_end": box.s[1],
     }  # fmt: skip
     resources: dict[str, Bytes | str] = {}
     for name, axes in _AXES.items():

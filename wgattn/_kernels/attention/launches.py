@@ -45,9 +45,9 @@ def plan_buffers(
 ) -> Plan:
     """The plan of a family that reads its operands from buffers, or some of them from textures.
 
-    `variant_of(partial)` gives the shader; `workgroups_of(box)` the workgroups of one part of a box; `splits_of(box)`, asked for the whole call, how
-    many parts each range of keys is worked on at once; `max_keys` how many keys one invocation may pass; `whole_groups` keeps the query heads of a
-    key/value head in one box.
+    `variant_of(partial)` gives the shader; `workgroups_of(box)` the workgroups of one part of a box; `splits_of(box)`,
+    asked for the whole call, how many parts each range of keys is worked on at once; `max_keys` how many keys one
+    invocation may pass; `whole_groups` keeps the query heads of a key/value head in one box.
     """
     limits = profile.limits
     splits = splits_of(whole(operands))

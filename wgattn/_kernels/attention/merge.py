@@ -22,8 +22,9 @@ def row_bytes(problem: AttentionProblem) -> int:
 def variant(problem: AttentionProblem) -> Variant:
     """What is left of a problem when its parts are merged: how rows end and how they are stored."""
     left = replace(
-        problem, query_dtype=float32, key_dtype=float32, value_dtype=float32, keys=KeyRange(), mask=False, segments=False, rope=None,
-        query_offset=False, softcap=False, run_time_scale=False, head_dim=16, group=1, queries="one", exact_dims=True, empty_rows=False,
+        problem, query_dtype=float32, key_dtype=float32, value_dtype=float32, keys=KeyRange(), mask=False,
+        segments=False, rope=None, query_offset=False, softcap=False, run_time_scale=False, head_dim=16, group=1,
+        queries="one", exact_dims=True, empty_rows=False,
         bias=None, vectors=tuple(v for v in problem.vectors if v == "out"),
     )  # fmt: skip
     words = (
@@ -44,7 +45,13 @@ def variant(problem: AttentionProblem) -> Variant:
 
 
 def launch(
-    problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], rows: Rows, box: Box, parts: int, profile: DeviceProfile
+    problem: AttentionProblem,
+    call: Call,
+    operands: Mapping[str, Operand],
+    rows: Rows,
+    box: Box,
+    parts: int,
+    profile: DeviceProfile,
 ) -> Launch:
     """The merge of a box of rows, whose `parts` have been computed over all keys."""
     limits = profile.limits

@@ -1,10 +1,13 @@
-"""The readable name of an attention variant: everything of the problem that its shader sees, and the family's own constants."""
+"""The readable name of an attention variant: what its shader sees of the problem, and the family's own constants."""
 
 from wgattn._kernels.attention.problem import AttentionProblem
 
 
 def variant_name(family: str, problem: AttentionProblem, partial: bool, *own: str) -> str:
-    """`flash_tiled-f16-h64-ud-rope4-q64k32`. Words: dtypes, dims (p: padded inside their class), key ranges, features, what is not vectorised."""
+    """The name, word by word: dtypes, dims (p: padded inside their class), key ranges, features, what is read singly.
+
+    Example: `flash_tiled-f16-h64-ud-rope4-q64k32`.
+    """
     dims = f"h{problem.head_dim}"
     if problem.value_dim != problem.head_dim:
         dims += f"v{problem.value_dim}"

@@ -1,4 +1,4 @@
-"""Plain: a workgroup a (head, query). It takes what nothing else takes, and is the row of the benchmark that the others must beat."""
+"""Plain: a workgroup a (head, query). It takes what nothing else takes; the other families must beat it."""
 
 from collections.abc import Mapping
 
@@ -60,7 +60,9 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
 
 
 def _max_keys(problem: AttentionProblem, profile: DeviceProfile) -> int | None:
-    """How many keys fit in the loop turns an invocation has: a tile of WORKGROUP keys loops over H, over the tile, and reduces twice."""
+    """How many keys fit in the loop turns an invocation has: a tile of WORKGROUP keys loops over H, over the tile, and
+    reduces twice.
+    """
     turns = profile.limits.loop_turns
     if turns is None:
         return None

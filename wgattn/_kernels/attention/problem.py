@@ -1,6 +1,7 @@
-"""What an attention call must compute, in two values: the Call (every static number) and the Problem (what changes the shader).
+"""What an attention call must compute: the Call (every static number) and the Problem (what changes the shader).
 
-Masks reach the kernels as key ranges: a query row keeps the keys of at most two clauses, and a clause is an intersection of bounds.
+Masks reach the kernels as key ranges: a query row keeps the keys of at most two clauses, and a clause is an
+intersection of bounds.
 """
 
 import math
@@ -18,7 +19,15 @@ HEAD_DIMS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 QueryClass = Literal["one", "few", "short", "many"]
 
 # Operands beside query, key, value, bias and mask: small int32 or float32 arrays, gathered into the one `rows` binding.
-ROW_OPERANDS = ("query_lengths", "key_value_lengths", "query_offset", "sinks", "scale", "query_segments", "key_segments")
+ROW_OPERANDS = (
+    "query_lengths",
+    "key_value_lengths",
+    "query_offset",
+    "sinks",
+    "scale",
+    "query_segments",
+    "key_segments",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +66,19 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The shape of the kept ranges: per clause its (side, kind, has a source) bounds; and whether keys have a length."""
+    """The shape of the kept ranges: each clause's (side, kind, has a source); and whether keys have a length."""
 
     clauses: tuple[tuple[tuple[str, str, bool], ...], ...] = ((),)
     lengths: bool = False
 
     @property
     def name(self) -> str:
-        """`all`, or a word a clause: l/u for lower/upper, d/c/k for diagonal/constant/chunk, + where a source is added."""
+        """`all`, or a word a clause: l/u lower/upper, d/c/k diagonal/constant/chunk, + where a source is added."""
         words = [
-            "".join(side[0] + {"diagonal": "d", "constant": "c", "chunk": "k"}[kind] + "+" * source for side, kind, source in clause)
+            "".join(
+                side[0] + {"diagonal": "d", "constant": "c", "chunk": "k"}[kind] + "+" * source
+                for side, kind, source in clause
+            )
             for clause in self.clauses
         ]
         ranges = "or".join(words) or "all"
@@ -147,7 +159,9 @@ def vectorized(operand: Operand) -> bool:
 
 
 def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
-    """The Problem of a call. `operands` holds query and out as (B0, B1, T, N, ·), key and value as (B0, B1, S, K, ·), and what else is there."""
+    """The Problem of a call. `operands` holds query and out as (B0, B1, T, N, ·), key and value as (B0, B1, S, K, ·),
+    and what else is there.
+    """
     query, key, value, out = (operands[name] for name in ("query", "key", "value", "out"))
     head_dim, value_dim = query.shape[-1], value.shape[-1]
     padded, value_padded = dim_class(head_dim), dim_class(value_dim)
