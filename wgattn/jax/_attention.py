@@ -11,13 +11,11 @@ import numpy as np
 from jax import lax
 
 from wgattn import masks
-from wgattn._array import Array
 from wgattn._bind import check_implementation, residual_dtype_of, softcap_of, window
-from wgattn._dtypes import canonical
 from wgattn._kernels.rotation import Rope
 
 from ._batching import Batching
-from ._callback import HostProgram, check_backend, vary, varying_axes
+from ._callback import HostProgram, check_backend, operand, vary, varying_axes
 from ._recorded import Spec, avals_of, forward_program
 from ._transforms import attention
 
@@ -100,13 +98,6 @@ def dot_product_attention(
     if not return_residual:
         return out
     return out, lax.stop_gradient(kept[0]).astype(residual_dtype_of(residual_dtype, np.dtype(operands["key"].dtype)))
-
-
-def operand(x: Any) -> jax.Array:
-    """x as a JAX array of a type that wgattn has; 64-bit ones become 32-bit."""
-    array = jnp.asarray(np.asarray(x) if isinstance(x, Array) else x)
-    dtype = canonical(array.dtype)
-    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def _without_keys(program: HostProgram, sinks: jax.Array | None) -> Sequence[jax.Array]:

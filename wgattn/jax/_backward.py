@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from wgattn._array import Array
-from wgattn._functions import broadcast_to
 from wgattn._gradient import vjp
 from wgattn._graph.operations import Attention
 from wgattn._jit import JitFunction, jit

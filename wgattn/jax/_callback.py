@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.buffer_callback import buffer_callback
 
 from wgattn import _run, _runtime
+from wgattn._array import Array
+from wgattn._dtypes import canonical
 from wgattn._errors import UnsupportedError
 from wgattn._graph.graph import Aval, View
 from wgattn._graph.operations import Input
@@ -36,8 +39,8 @@ def last_error() -> BaseException | None:
 class HostProgram:
     """What JAX calls back: a traced function that is compiled at its first run. Safe from any thread; uses no jax."""
 
-    def __init__(self, traced: Traced) -> None:
-        self._traced = traced
+    def __init__(self, traced: Traced, validate: bool = False) -> None:
+        self._traced, self._validate, self.tree = traced, validate, traced.tree
         self._program: Any = None
         self._compiling = threading.Lock()
         inputs = {n.operation.index: n.avals[0] for n in traced.graph.nodes if isinstance(n.operation, Input)}
@@ -62,7 +65,7 @@ class HostProgram:
         """The results for NumPy arrays, row-major."""
         made: list[np.ndarray] = []
         if self._traced.graph.outputs:
-            made = self._validated(arrays) if _run.validating() else self._computed(arrays)
+            made = self._validated(arrays) if self._validate or _run.validating() else self._computed(arrays)
         return tuple(
             made[x] if kind == "computed" else arrays[x] if kind == "argument" else np.asarray(x)
             for kind, x in self._traced.sources
@@ -116,7 +119,7 @@ def run_in_jax(program: HostProgram, *arrays: jax.Array) -> tuple[jax.Array, ...
     varying = varying_axes(arrays)
 
     def on_cpu(*xs: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(vary(x, varying) for x in buffer_callback(program.fill, shapes)(*xs))
+        return tuple(vary(x, varying) for x in buffer_callback(program.fill, shapes, vmap_method="sequential")(*xs))
 
     def elsewhere(*xs: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(vary(x, varying) for x in jax.pure_callback(program, shapes, *xs, vmap_method="sequential"))
@@ -139,6 +142,13 @@ def _varying(x: jax.Array) -> frozenset[str]:
     aval: Any = jax.typeof(x)
     known = getattr(aval, "manual_axis_type", None)  # before jax 0.10.2 the type itself had it
     return getattr(aval, "vma", frozenset()) if known is None else known.varying
+
+
+def operand(x: Any) -> jax.Array:
+    """x as a JAX array of a type that wgattn has; 64-bit ones become 32-bit."""
+    array = jnp.asarray(np.asarray(x) if isinstance(x, Array) else x)
+    dtype = canonical(array.dtype)
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def check_backend() -> None:
