@@ -78,8 +78,11 @@ def plan_gradient(
         steps += _by_key_value(work, sweeps, boxes, key_spans, scratch, call)
     if "bias" in wanted:
         parts = tuple(replace(box, s=span) for box in boxes for span in key_spans)
-        bias = sums.BiasSums(work, limits.loop_turns, parts)
-        steps += [bias.add(part) for part in parts]
+        bias = sums.bias_sums(work, parts, limits.loop_turns)
+        touched = set()
+        for part in parts:
+            steps.append(bias.add(part, bias.elements_of(part) in touched))
+            touched.add(bias.elements_of(part))
         if not bias.direct:
             scratch["bias_parts"] = Scratch(bias.nbytes)
             steps.append(bias.finish())

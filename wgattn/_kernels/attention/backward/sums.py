@@ -3,6 +3,8 @@
 Every sum is made of parts that are added up in a fixed order.
 """
 
+from dataclasses import dataclass
+
 from wgattn._dtypes import float32, short_name
 from wgattn._kernels.attention.backward.problem import stripped
 from wgattn._kernels.attention.backward.statistics import ROWS_ALONE
@@ -34,6 +36,7 @@ from wgattn._kernels.kernel import (
 
 SCALE_PARTS = 1024  # workgroups that add up the scale's gradient, shared out over batch entries
 BUSY_THREADS = 1 << 17
+FEW_ELEMENTS = 4096  # of a bias: below, many threads share one
 MOST_PARTIAL = 1 << 22  # elements of partial sums
 AXES = ("b0", "b1", "n", "t", "s")
 _AXES_FIELDS: tuple[tuple[str, Scalar], ...] = tuple(
@@ -161,42 +164,36 @@ def reduce_parts(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class BiasSums:
-    """How the gradient of a bias is added up: which axes it owns, how many parts, and where the parts lie."""
+    """How the gradient of a bias is added up: which of B0 B1 N T S it owns, by how many threads, in how many parts."""
 
-    def __init__(self, work: Work, loop_turns: int | None, boxes: tuple[Box, ...]):
-        self.work = work
-        self.result = work.operands["grad_bias"]
-        full = work.operands["bias"].shape
-        self.owned = tuple(size == have for size, have in zip(full, self.result.shape, strict=True))
-        self.elements = 1
-        for size in self.result.shape:
-            self.elements *= size
-        over = max(self._sizes(box, False) for box in boxes)
-        self.lanes = 1 if over == 1 or self.elements >= 4096 else WORKGROUP
-        wanted = BUSY_THREADS // max(self.elements * self.lanes, 1)
-        parts = max(1, min(wanted, -(-over // (8 * self.lanes)), MOST_PARTIAL // max(self.elements, 1)))
-        if loop_turns is not None:
-            sweep = work.problem.sweep
-            a_turn = (sweep.head_dim + sweep.value_dim) // 4 + 4
-            parts = max(parts, -(-over * a_turn // (self.lanes * (loop_turns - 1024))))
-        self.parts = parts
-        self.direct = parts == 1 and self.result.dtype == float32 and self.result.contiguous()
-        self.seen: set[tuple[tuple[int, int], ...]] = set()
+    work: Work
+    owned: tuple[bool, ...]
+    elements: int
+    lanes: int
+    parts: int
 
-    def _sizes(self, box: Box, owned: bool) -> int:
-        count = 1
-        for axis, own in zip(AXES, self.owned, strict=True):
-            if own == owned:
-                count *= box.size(axis)
-        return count
+    @property
+    def result(self) -> Operand:
+        return self.work.operands["grad_bias"]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the partial sums."""
         return 4 * self.parts * self.elements
 
-    def add(self, box: Box) -> Launch:
-        """The sums over a box of rows and keys. Boxes that share their elements of the bias are added up in turn."""
+    @property
+    def direct(self) -> bool:
+        """The one part is the result."""
+        return self.parts == 1 and self.result.dtype == float32 and self.result.contiguous()
+
+    def elements_of(self, box: Box) -> tuple[tuple[int, int], ...]:
+        """What a box touches of the bias: boxes that touch the same add up."""
+        return tuple(getattr(box, axis) for axis, own in zip(AXES, self.owned, strict=True) if own)
+
+    def add(self, box: Box, again: bool) -> Launch:
+        """The sums over a box of rows and keys; `again`: an earlier box touched the same elements."""
         work, sweep = self.work, self.work.problem.sweep
         bound = sweep_bindings(sweep, Binding("partial", "write", "f32"))
         fields: tuple[tuple[str, Scalar], ...] = (
@@ -220,8 +217,7 @@ class BiasSums:
             values[f"over_{axis}"] = 1 if own else box.size(axis)
             values[f"result_{axis}"] = stride if own else 0
             start += getattr(box, axis)[0] * stride if own else 0
-        here = tuple(getattr(box, axis) for axis, own in zip(AXES, self.owned, strict=True) if own)
-        elements, over = self._sizes(box, True), self._sizes(box, False)
+        elements, over = _size(box, self.owned, True), _size(box, self.owned, False)
         values |= {
             "elements": elements,
             "elements_all": self.elements,
@@ -229,9 +225,8 @@ class BiasSums:
             "parts": self.parts,
             "part_size": -(-over // self.parts),
             "result_at": start,
-            "add": int(here in self.seen),
+            "add": int(again),
         }
-        self.seen.add(here)
         resource = Bytes("bias_parts")
         if self.direct:
             resource, at = bound_bytes(self.result, "grad_bias", work.limits.offset_alignment)
@@ -241,3 +236,28 @@ class BiasSums:
 
     def finish(self) -> Launch:
         return reduce_parts(self.work, "bias_parts", "grad_bias", self.result, self.elements, self.parts)
+
+
+def bias_sums(work: Work, boxes: tuple[Box, ...], loop_turns: int | None) -> BiasSums:
+    """Many threads for each of few elements, one for each of many, and as many parts as keep a device busy."""
+    result, full = work.operands["grad_bias"], work.operands["bias"].shape
+    owned = tuple(size == have for size, have in zip(full, result.shape, strict=True))
+    elements = 1
+    for size in result.shape:
+        elements *= size
+    over = max(_size(box, owned, False) for box in boxes)
+    lanes = 1 if over == 1 or elements >= FEW_ELEMENTS else WORKGROUP
+    parts = max(1, min(BUSY_THREADS // (elements * lanes), -(-over // (8 * lanes)), MOST_PARTIAL // elements))
+    if loop_turns is not None:
+        a_turn = (work.problem.sweep.head_dim + work.problem.sweep.value_dim) // 4 + 4
+        parts = max(parts, -(-over * a_turn // (lanes * (loop_turns - 1024))))
+    return BiasSums(work, owned, elements, lanes, parts)
+
+
+def _size(box: Box, owned: tuple[bool, ...], own: bool) -> int:
+    """The product of a box's sizes on the axes that the bias owns, or on the others."""
+    count = 1
+    for axis, here in zip(AXES, owned, strict=True):
+        if here == own:
+            count *= box.size(axis)
+    return count
