@@ -31,6 +31,8 @@ def test_good_programs_pass(program):
         (replace(WELL, commands=(replace(RUN, resources=(Range(0, 0, 0), RUN.resources[1])),)), "binds 0 bytes"),
         (replace(WELL, commands=(replace(RUN, resources=(0, RUN.resources[1])),)), "binding 0 takes read"),
         (replace(WELL, constants=((0, bytes(8)),)), "the constant of slot 0 has 8 bytes"),
+        (replace(WELL, constants=((1, bytes(400)),)), "constant of slot 1 is written or handed out"),
+        (replace(WELL, outputs=(0,), inputs=(), constants=((0, bytes(400)),)), "constant of slot 0 is written or hand"),
         (replace(WELL, commands=(CopyBuffer(Range(0, 0, 400), 1, 4),)), "reaches byte 404 of slot 1"),
         (replace(WELL, commands=(CopyBuffer(Range(0, 2, 4), 1, 0),)), "multiples of 4"),
         (replace(ROWS, slots=(ROWS.slots[0], TextureSlot(8193, 4, "rgba32float"), ROWS.slots[2])), "limit is 8192"),

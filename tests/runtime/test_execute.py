@@ -1,5 +1,6 @@
 """Programs give what their commands say, from one thread or many, and errors of the device are raised."""
 
+import gc
 import threading
 from dataclasses import replace
 
@@ -90,6 +91,24 @@ def test_constants_are_there_at_every_run():
     executable = prepare(program)
     for _ in range(3):
         np.testing.assert_array_equal(floats(executable.run([])[0]), 2 * constant + 1)
+
+
+def test_equal_constants_of_programs_are_uploaded_once():
+    n = 100_000
+    content = np.arange(n, dtype=np.float32).tobytes()
+    slots = (BufferSlot(4 * n),) * 2
+    programs = [
+        Program(slots, (), (1,), (scale_add(0, 1, n, scale, 0),), ((0, bytes(bytearray(content))),)) for scale in (2, 3)
+    ]
+    first = prepare(programs[0])
+    used = device().memory.reserved - device().memory.free_bytes()
+    second = prepare(programs[1])
+    assert device().memory.reserved - device().memory.free_bytes() - used < 4 * n
+    for executable, scale in ((first, 2), (second, 3)):
+        np.testing.assert_array_equal(floats(executable.run([])[0]), scale * np.arange(n, dtype=np.float32))
+    del first, second, executable
+    gc.collect()
+    assert content not in device()._constants
 
 
 def test_a_donated_input_is_written_in_place():

@@ -8,7 +8,7 @@ def check_program(program: Program, limits: Limits) -> None:
     """Raise ValueError for the first command that no device with these limits may be given."""
     for slot in program.slots:
         _check_slot(slot, limits)
-    written = {*program.inputs, *(slot for slot, _ in program.constants)}
+    written = set(program.inputs)
     for slot, content in program.constants:
         size = _buffer(program, slot, "a constant").nbytes
         if len(content) != size:
@@ -25,6 +25,9 @@ def check_program(program: Program, limits: Limits) -> None:
             case CopyToTexture():
                 _check_texture_copy(program, command, where)
                 written.add(command.destination)
+    for slot, _ in program.constants:
+        if slot in written or slot in program.outputs:
+            raise ValueError(f"the constant of slot {slot} is written or handed out: other programs read it too")
     for slot in program.outputs:
         empty = isinstance(found := program.slots[slot], BufferSlot) and found.nbytes == 0
         if slot not in written and not empty:

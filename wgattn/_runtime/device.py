@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,7 @@ class Device:
         self._rumour = ""  # that some device was lost, perhaps this one
         self._queries: Any = None
         self._mark: Callable[[], bool] | None = None  # of the last submit
+        self._constants: WeakValueDictionary[bytes, Buffer] = WeakValueDictionary()
         self.native = provider.device(adapter, features, limits)
         self.mappable = provider.mapping_feature in features
         self.profile = _profile(provider, adapter, info, features, limits, override)
@@ -148,6 +150,14 @@ class Device:
             if data.nbytes:
                 self.memory.upload(buffer.native, data)
         return buffer
+
+    def constant(self, content: bytes) -> Buffer:
+        """A buffer with these bytes that nobody writes; those who hold equal bytes at one time share it."""
+        with self.lock:
+            found = self._constants.get(content)
+            if found is None:
+                found = self._constants[content] = self.upload(content)
+            return found
 
     def download(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
         """A copy of bytes [offset, offset + nbytes) as they are after all that was submitted before."""

@@ -28,7 +28,7 @@ class BoundProgram:
         with device.lock:
             self._pipelines = [device.pipelines.pipeline(d.shader) for d in self._dispatches]
             self._layouts = [device.pipelines.layout(d.shader.resources) for d in self._dispatches]
-        self._constants = [(slot, device.upload(content)) for slot, content in program.constants]
+        self._constants = [(slot, device.constant(content)) for slot, content in program.constants]
         self._places, self._parameters = self._upload_parameters()
         given = {*program.inputs, *(slot for slot, _ in program.constants)}
         made = [slot for slot in range(len(program.slots)) if slot not in given]

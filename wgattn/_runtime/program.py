@@ -85,7 +85,8 @@ Command = Dispatch | CopyBuffer | CopyToTexture
 class Program:
     """Slots and the commands over them, in order. `inputs` are filled by the caller, `outputs` handed back to it.
 
-    `constants` are slots whose bytes are known when the program is made (uploaded once). Every other slot is scratch.
+    `constants` are slots whose bytes are known when the program is made: uploaded once for all programs that hold equal
+    bytes, so no command writes them and none is an output. Every other slot is scratch.
     A slot may be an input and an output (a donated argument); `reuse` is decided before a Program is made: two values
     that never live together have one slot.
     """
