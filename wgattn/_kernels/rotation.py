@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 DIGITS = (4096, 1024, 1024)
+TABLES = "rope_tables"  # what every plan and shader calls the tables
 Style = Literal["half", "interleaved"]
 
 

@@ -32,6 +32,7 @@ from wgattn._kernels.kernel import (
     fold_workgroups,
     storage_element,
 )
+from wgattn._kernels.rotation import TABLES
 from wgattn._runtime.profile import Limits
 
 FOLD = 13  # log2 of the tokens in a block of columns: every WebGPU device has textures of 8,192 texels a side
@@ -223,7 +224,7 @@ def variant(source: np.dtype, quads: bool, exact: bool, texel: np.dtype, rotatio
     table = _SIZES
     if rotation is not None:
         words += ["rope", rotation.style, *(["offset"] * offset)]
-        bindings.append(Binding("rope_tables", "read", "vec2<f32>"))
+        bindings.append(Binding(TABLES, "read", "vec2<f32>"))
         table += _ROTATION
         if offset:
             bindings.append(Binding("offset", "read", "u32"))
@@ -274,7 +275,7 @@ def _launch(
     values |= {f"source_{axis}": stride % 2**32 for axis, stride in zip(_AXES, source.strides, strict=False)}
     resources: dict[str, Bytes | str] = {"source": bound, "texels": texture}
     if rotation is not None:
-        resources["rope_tables"] = Bytes("rope_tables")
+        resources[TABLES] = Bytes(TABLES)
         values |= {"rope_pairs": rotation.pairs, "position": rotation.first + place[2]}
         if rotation.offset is not None:
             resources["offset"], offset_at, step_b0, step_b1 = rotation.offset

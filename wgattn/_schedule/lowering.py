@@ -20,14 +20,12 @@ from wgattn._kernels.attention.choose import choose
 from wgattn._kernels.attention.choose import plan as plan_attention
 from wgattn._kernels.attention.problem import AttentionProblem, Call, describe
 from wgattn._kernels.kernel import Operand, Plan, Variant, natural_strides
-from wgattn._kernels.rotation import Rope, tables
+from wgattn._kernels.rotation import TABLES, Rope, tables
 from wgattn._runtime.profile import DeviceProfile
 
 from .operands import ALIGNMENT, expand, heads, narrow, nbytes, operand, per_entry, rows_are_runs, small_dtype
 from .placement import Places, place_parts
 from .values import Steps, Value
-
-ROPE_TABLES = "rope_tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ def _array(lowering: Lowering, number: int, node: Node) -> None:
             positions, offset = given.get("positions"), given.get("offset")
             plan = rope.plan(given["x"], positions, offset, result, rule, profile, inverse=inverse)
             names |= dict(zip(("x", where), values, strict=False))
-            names[ROPE_TABLES] = lowering.steps.constant(_table_bytes(rule, result.shape[-1]))
+            names[TABLES] = lowering.steps.constant(_table_bytes(rule, result.shape[-1]))
         case _:
             raise UnsupportedError(f"{node.operation} cannot be run: no kernel computes it")
     lowering.steps.run(plan, names, type(node.operation).__name__.lower())
@@ -214,7 +212,7 @@ def _attention(lowering: Lowering, number: int) -> None:
         if attention.call.residual != float32:
             names["residual"] = lowering.steps.buffer(4 * node.avals[1].size)
     if call.rope is not None:
-        names[ROPE_TABLES] = lowering.steps.constant(_table_bytes(call.rope, operands["query"].shape[-1]))
+        names[TABLES] = lowering.steps.constant(_table_bytes(call.rope, operands["query"].shape[-1]))
     problem = describe(call, operands)
     variant = choose(problem, profile, attention.implementation)
     lowering.chosen.append(Chosen(number, problem, variant))
@@ -232,7 +230,7 @@ def _attention_gradient(lowering: Lowering, number: int) -> None:
     batch, call = _batch(lowering, node), gradient.call
     operands, names = _call_operands(lowering, dict(zip(gradient.operands, node.uses, strict=True)), call, batch)
     if call.rope is not None:
-        names[ROPE_TABLES] = lowering.steps.constant(_table_bytes(call.rope, operands["query"].shape[-1]))
+        names[TABLES] = lowering.steps.constant(_table_bytes(call.rope, operands["query"].shape[-1]))
     for result, (name, laid) in enumerate(zip(gradient.wanted, lowering.allocate(number), strict=True)):
         names[f"grad_{name}"] = lowering.results[number, result]
         if name in ("query", "key", "value"):

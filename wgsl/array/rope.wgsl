@@ -1,25 +1,13 @@
 {% include "shared/prelude.wgsl" %}
 {% import "array/elements.wgsl" as elements %}
+{% import "shared/rotations.wgsl" as rotations %}
 
 // Rotary position embedding, {{ style }}: an element is rotated with its partner by the angle of its row's position.
 {{ elements.load("x", inputs[0][1]) }}
 {{ elements.cast("cast_result", "f32", result_dtype) }}
 {{ elements.store(result_dtype) }}
 
-// cos and sin at `position`: the product of the rotations of its digits, 4096 · 1024 · 1024, the last one signed.
-fn rotation(position: u32, pair: u32) -> vec2f {
-    var turn = tables[(position & 4095u) * PAIRS + pair];
-    let middle = (position >> 12u) & 1023u;
-    if (middle != 0u) { turn = joined(turn, tables[(4096u + middle) * PAIRS + pair]); }
-    let high = position >> 22u;
-    if (high != 0u) { turn = joined(turn, tables[(5120u + high) * PAIRS + pair]); }
-    return turn;
-}
-
-fn joined(a: vec2f, b: vec2f) -> vec2f {
-    return vec2f(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x);
-}
-
+{{ rotations.rotation("PAIRS") }}
 fn element({% for view in views %}{{ view }}_at: u32{{ ", " if not loop.last }}{% endfor %}) -> u32 {
     let own = load_x(x_at);
     if (place_at >= PAIRS * 2u) { return encode(cast_result(own)); }
@@ -38,7 +26,7 @@ fn element({% for view in views %}{{ view }}_at: u32{{ ", " if not loop.last }}{
 %% else
     let position = time_at;
 %% endif
-    let turn = rotation(position, pair);
+    let turn = rotation(bitcast<i32>(position), pair);
     let sine = select({{ "turn.y, -turn.y" if inverse else "-turn.y, turn.y" }}, second);
     return encode(cast_result(own * turn.x + partner * sine));
 }

@@ -1,14 +1,16 @@
-{# Macros: rotary position embedding of rows as they are read. They need the binding rope_tables, parameters.rope_pairs and load_NAME. #}
+{# Macros: rotary position embedding of rows as they are read. They need the binding rope_tables and load_NAME. #}
 
-{% macro rotation() -%}
-// cos and sin at a position, for one pair of elements. A position's digits (4096 · 1024 · 1024) each have a table; the last is signed.
+{# `pairs`: how many pairs of elements a row of the tables has. #}
+{% macro rotation(pairs="parameters.rope_pairs") -%}
+// cos and sin at a position, for one pair of elements: the product of the rotations of the position's digits
+// (4096 · 1024 · 1024), each of which has a table; the last digit is signed.
 fn rotation(position: i32, pair: u32) -> vec2f {
     let bits = bitcast<u32>(position);
-    var turn = rope_tables[(bits & 4095u) * parameters.rope_pairs + pair];
+    var turn = rope_tables[(bits & 4095u) * {{ pairs }} + pair];
     if (bits > 4095u) {
-        turn = turned(turn, rope_tables[(4096u + ((bits >> 12u) & 1023u)) * parameters.rope_pairs + pair]);
+        turn = turned(turn, rope_tables[(4096u + ((bits >> 12u) & 1023u)) * {{ pairs }} + pair]);
         if ((bits >> 22u) != 0u) {
-            turn = turned(turn, rope_tables[(5120u + (bits >> 22u)) * parameters.rope_pairs + pair]);
+            turn = turned(turn, rope_tables[(5120u + (bits >> 22u)) * {{ pairs }} + pair]);
         }
     }
     return turn;

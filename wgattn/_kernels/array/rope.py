@@ -5,11 +5,10 @@ import math
 from wgattn._dtypes import int32, short_name
 from wgattn._kernels.array import pointwise
 from wgattn._kernels.kernel import Binding, Bytes, Operand, Plan
-from wgattn._kernels.rotation import DIGITS, Rope
+from wgattn._kernels.rotation import DIGITS, TABLES, Rope
 from wgattn._runtime.profile import DeviceProfile
 
 NAME = "rope"
-TABLES = "rope_tables"
 
 
 def plan(
@@ -48,18 +47,25 @@ def plan(
     pointwise.register(x.dtype)
     pairs, stride = rotated // 2, x.strides[-1]
     step = stride * pairs if rope.style == "half" else stride
-    style = "half" if rope.style == "half" else "interleaved"
     kernel = pointwise.Pointwise(
         family=NAME,
         name="-".join(
-            (NAME, short_name(x.dtype), short_name(result.dtype), style, where, f"p{pairs}", *(["inverse"] * inverse))
+            (
+                NAME,
+                short_name(x.dtype),
+                short_name(result.dtype),
+                rope.style,
+                where,
+                f"p{pairs}",
+                *(["inverse"] * inverse),
+            )
         ),
         template="array/rope.wgsl",
         result=result,
         inputs=inputs,
         coordinates=coordinates,
-        constants=(("PAIRS", pairs), ("style", style), ("where", where), ("inverse", inverse)),
-        extra=((Binding("tables", "read", "vec2<f32>"), Bytes(TABLES, 0, sum(DIGITS) * pairs * 8)),),
+        constants=(("PAIRS", pairs), ("style", rope.style), ("where", where), ("inverse", inverse)),
+        extra=((Binding(TABLES, "read", "vec2<f32>"), Bytes(TABLES, 0, sum(DIGITS) * pairs * 8)),),
         uncut="place",
         values=(("pair_step", "u32", step & 0xFFFFFFFF),),
     )

@@ -23,6 +23,7 @@ from wgattn._kernels.kernel import (
     bound_bytes,
     storage_element,
 )
+from wgattn._kernels.rotation import TABLES
 
 LOG2_E = 1.4426950408889634
 FAR = 1 << 30  # bounds beyond it are the same as unbounded, and adding two of them stays within int32
@@ -91,7 +92,7 @@ def bindings(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ..
     if row_names(problem, source_names(problem)):
         found.append(Binding("rows", "read", "u32"))
     if problem.rope is not None and not {"query", "key"} <= set(unbuffered):
-        found.append(Binding("rope_tables", "read", "vec2<f32>"))
+        found.append(Binding(TABLES, "read", "vec2<f32>"))
     return tuple(found)
 
 
@@ -221,7 +222,7 @@ def resources_and_values(
         values["softcap"] = call.softcap or 0.0
     if call.rope is not None:
         values["rope_pairs"] = call.rope.rotated(query.shape[4]) // 2
-        resources["rope_tables"] = Bytes("rope_tables")
+        resources[TABLES] = Bytes(TABLES)
     for clause_index, clause in enumerate(call.clauses):
         values |= {f"bound_{clause_index}_{i}": max(-FAR, min(FAR, bound.addend)) for i, bound in enumerate(clause)}
     for name, (at, step) in rows.places.items():
