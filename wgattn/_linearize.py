@@ -123,14 +123,8 @@ def linearize(
     graph = traced.graph
     on_path = passed(graph, range(len(arrays)))
     values = _recorded(traced, arrays, on_path)
-    leaves = [
-        x
-        if kind == "value"
-        else arrays[x]
-        if kind == "argument"
-        else values[graph.outputs[x].node, graph.outputs[x].result]
-        for kind, x in traced.sources
-    ]
+    known = {"argument": arrays, "computed": [values[use.node, use.result] for use in graph.outputs]}
+    leaves = [source if kind == "value" else known[kind][source] for kind, source in traced.sources]
     finished(leaves)
     out, aux = tree_util.tree_unflatten(traced.tree, leaves)
     return Pullback(
