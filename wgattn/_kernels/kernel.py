@@ -1,4 +1,4 @@
-"""The protocol that every kernel of the package follows: tables for both sides, a Variant chosen, Launches planned.
+"""The values that every kernel of the package deals in: tables for both sides, a Variant chosen, Launches planned.
 
 All of it is values: no device, no buffer. The schedule gives names of operands slots; the runtime runs what comes out.
 """
@@ -6,12 +6,11 @@ All of it is values: no device, no buffer. The schedule gives names of operands 
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
 from wgattn._dtypes import float32
-from wgattn._runtime.profile import DeviceProfile
 
 Scalar = Literal["u32", "i32", "f32"]
 _PACK = {"u32": "I", "i32": "i", "f32": "f"}
@@ -212,13 +211,3 @@ def fold_workgroups(count: int, limit: int = 65535) -> tuple[int, int, int]:
     layers = -(-rows // limit)
     rows = -(-rows // layers)
     return -(-count // (rows * layers)), rows, layers
-
-
-class Kernel(Protocol):
-    """What the schedule needs of a kernel: pure functions of values."""
-
-    name: str
-
-    def supports(self, problem, profile: DeviceProfile) -> Support: ...
-    def variant(self, problem, profile: DeviceProfile) -> Variant: ...
-    def plan(self, problem, variant: Variant, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan: ...

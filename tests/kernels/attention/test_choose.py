@@ -1,11 +1,13 @@
 """The choice of a family: who serves what, the reasons, the names, and the limits that a variant keeps. No device."""
 
+import re
 from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
 from tests.kernels.attention.problems import CALLS, CPU, DISCRETE, MINIMUM, PROFILES, grid, problem_of
+from wgattn import nn
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.attention import decode, flash_tiled
 from wgattn._kernels.attention.choose import FAMILIES, IMPLEMENTATIONS, choose
@@ -72,8 +74,9 @@ def test_named_family_that_cannot_serve() -> None:
         choose(problem_of(FULL), DISCRETE, "flash_tilde")
 
 
-def test_implementations_are_the_families() -> None:
-    assert set(IMPLEMENTATIONS) == {family.name for family in FAMILIES}
+def test_the_call_says_which_families_there_are() -> None:
+    (said,) = re.findall(r"implementation: None, or (.*?)\.", nn.dot_product_attention.__doc__ or "", re.DOTALL)
+    assert set(re.findall(r"\w+", said.partition(":")[2])) - {"or"} == set(IMPLEMENTATIONS)
 
 
 @pytest.mark.parametrize("name", GRID)

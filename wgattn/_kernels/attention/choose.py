@@ -1,18 +1,33 @@
 """The choice of a shader: the first family that serves the problem and suits the device, and why not those before."""
 
 from collections.abc import Mapping
-from types import ModuleType
+from typing import Protocol
 
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.attention import decode, decode_lanes, flash_rows, flash_tiled, plain
 from wgattn._kernels.attention.problem import AttentionProblem, Call
-from wgattn._kernels.kernel import Operand, Plan, Variant
+from wgattn._kernels.kernel import Operand, Plan, Support, Variant
 from wgattn._runtime.profile import DeviceProfile
 
-# Fastest first. Each is a module with name, supports, suits, variant and plan; plain takes what nothing else takes.
-# `supports` is about ability, and binds a call that names the family; `suits` is about speed, and guides choice alone.
-FAMILIES: tuple[ModuleType, ...] = (decode, decode_lanes, flash_rows, flash_tiled, plain)
-IMPLEMENTATIONS = ("decode", "decode_lanes", "flash_rows", "flash_tiled", "plain")
+
+class Family(Protocol):
+    """What a family's module holds. `supports` is about ability, and binds a call that names the family; `suits` is
+    about speed, and guides choice alone. A `partial` variant leaves its rows to the merge.
+    """
+
+    name: str
+
+    def supports(self, problem: AttentionProblem, profile: DeviceProfile) -> Support: ...
+    def suits(self, problem: AttentionProblem, profile: DeviceProfile) -> Support: ...
+    def variant(self, problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant: ...
+    def plan(
+        self, problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile
+    ) -> Plan: ...
+
+
+# Fastest first; plain takes what nothing else takes.
+FAMILIES: tuple[Family, ...] = (decode, decode_lanes, flash_rows, flash_tiled, plain)
+IMPLEMENTATIONS = tuple(family.name for family in FAMILIES)
 
 
 def choose(problem: AttentionProblem, profile: DeviceProfile, implementation: str | None = None) -> Variant:
@@ -44,10 +59,8 @@ def plan(
     return _family(variant.family).plan(problem, call, operands, profile)
 
 
-def _family(name: str) -> ModuleType:
+def _family(name: str) -> Family:
     for family in FAMILIES:
         if family.name == name:
             return family
-    raise UnsupportedError(
-        f"there is no attention family {name!r}; the families are {', '.join(f.name for f in FAMILIES)}"
-    )
+    raise UnsupportedError(f"there is no attention family {name!r}; the families are {', '.join(IMPLEMENTATIONS)}")
