@@ -143,6 +143,28 @@ def forward(
     command(call, rounds, plain, jax, json)
 
 
+@bench.command()
+def bridge(
+    q: Annotated[
+        str | None, typer.Option("--q", metavar="B,T,N,H", help="The query; 1,2048,8,64, causal, K=2, unless given.")
+    ] = None,
+    keys: Keys = None,
+    kv_heads: KvHeads = None,
+    value_dim: ValueDim = None,
+    dtype: Dtype = "f32",
+    causal: Causal = False,
+    window: Window = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=5, help="Timed rounds; medians are shown.")] = 7,
+    json: Json = False,
+) -> None:
+    """Time a call inside a JAX program from host to host: upload, GPU, download, callback, beside the unavoidable."""
+    from wgattn._cli.bench import bridge as command
+    from wgattn._cli.options import workload
+
+    call = None if q is None else workload(q, keys, kv_heads, value_dim, dtype, causal=causal, window=window)
+    command(call, rounds, json)
+
+
 def run() -> None:
     """Run the command line; an error is one message on stderr and exit code 1."""
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # graphics drivers grumble where it is missing

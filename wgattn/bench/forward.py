@@ -77,11 +77,11 @@ def forward(
     slow = profile.is_cpu and workload.flops() > PLAIN_LIMIT
     if plain is None and slow:
         notes.append("the plain family is left out: a call takes it seconds on this adapter; --plain times it")
-    ours, variant = _wgattn(workload, arrays)
+    ours, variant = wgattn_contestant(workload, arrays)
     contestants = [ours]
     if plain or (plain is None and not slow):
         named = replace(workload, implementation="plain")
-        contestants.append(replace(_wgattn(named, arrays)[0], name="wgattn plain"))
+        contestants.append(replace(wgattn_contestant(named, arrays)[0], name="wgattn plain"))
     theirs = jax_forward(workload, arrays) if peer else None
     if theirs is not None:
         contestants.append(Contestant("jax.nn, jit", theirs, lambda: None))
@@ -98,7 +98,7 @@ def forward(
     return Figures(workload.name, profile.name, jax_device(), variant, tuple(map(row, contestants)), tuple(notes))
 
 
-def _wgattn(workload: Workload, arrays: dict[str, np.ndarray]) -> tuple[Contestant, str]:
+def wgattn_contestant(workload: Workload, arrays: dict[str, np.ndarray]) -> tuple[Contestant, str]:
     """wgattn's contestant, and the name of the variant that serves it."""
     static = workload.static
     attend = wgattn.jit(lambda **given: wgattn.nn.dot_product_attention(**given, **static))

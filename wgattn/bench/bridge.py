@@ -1,0 +1,126 @@
+"""A call inside a JAX program timed from host to host: its parts, and what of them no bridge can avoid."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import wgattn
+from wgattn import _run, _runtime
+from wgattn._reference import tolerance
+from wgattn.bench.forward import Contestant, wgattn_contestant
+from wgattn.bench.peers import jax_device, jax_forward
+from wgattn.bench.timing import medians
+from wgattn.bench.workload import DTYPES, Workload
+
+DEFAULT = Workload(B=1, T=2048, N=8, H=64, S=2048, K=2, Hv=64, causal=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """Seconds of a jitted JAX program that calls wgattn, of its parts, and of what is compared with them.
+
+    `gpu` is by the device's own clock, on a CPU adapter by the wall's. `empty` is a `pure_callback` that does nothing
+    with the same arguments and results; the copies are NumPy's, of all arguments and of the result.
+    """
+
+    call: str
+    adapter: str
+    jax_device: str
+    variant: str
+    total: float
+    upload: float
+    gpu: float
+    download: float
+    empty: float
+    argument_copies: float
+    result_copy: float
+    peer: float | None
+    argument_bytes: int
+    result_bytes: int
+
+    @property
+    def callback(self) -> float:
+        """What is left of the total: JAX's call back, Python, encoding and submitting."""
+        return self.total - self.upload - self.gpu - self.download
+
+    @property
+    def unavoidable(self) -> float:
+        """An empty callback, one copy of each array, and the work itself."""
+        return self.empty + self.argument_copies + self.result_copy + self.gpu
+
+    @property
+    def ratio(self) -> float:
+        """The total to what is unavoidable of it."""
+        return self.total / self.unavoidable
+
+
+def bridge(workload: Workload = DEFAULT, rounds: int = 7, done: Callable[[str], object] = lambda name: None) -> Bridge:
+    """Time the call and its parts, in turn in one process. `done` hears of every sample.
+
+    Raises ValidationError where the result is not that of jax.nn: then nothing is timed.
+    """
+    import jax
+
+    arrays = workload.arrays()
+    static = {name: value for name, value in workload.static.items() if name != "implementation"}
+    program = jax.jit(lambda given: wgattn.jax.dot_product_attention(**given, **static))
+    placed = {name: jax.device_put(x) for name, x in arrays.items()}
+    hosted = [np.asarray(x) for x in placed.values()]
+    out = np.asarray(program(placed))
+    peer = jax_forward(workload, arrays)
+    if peer is not None:
+        _check(out, np.asarray(peer()), workload)
+    shape = jax.ShapeDtypeStruct(out.shape, out.dtype)
+    empty = jax.jit(lambda given: jax.pure_callback(lambda _: out, shape, given))
+    alone, variant = wgattn_contestant(workload, arrays)
+    result = _run.stored(*_step(alone.call())).buffer
+    calls: dict[str, Callable[[], Any]] = {
+        "total": lambda: jax.block_until_ready(program(placed)),
+        "upload": lambda: [_runtime.upload(x) for x in hosted],
+        "gpu": alone.call,
+        "download": lambda: _runtime.download(result),
+        "empty": lambda: jax.block_until_ready(empty(placed)),
+        "argument copies": lambda: [x.copy() for x in hosted],
+        "result copy": out.copy,
+    }
+    if peer is not None:
+        calls["jax.nn"] = peer
+    found = medians(calls, rounds, done=done)
+    profile = _runtime.current_profile()
+    return Bridge(
+        call=workload.name,
+        adapter=profile.name,
+        jax_device=jax_device(),
+        variant=variant,
+        total=found["total"],
+        upload=found["upload"],
+        gpu=_gpu_seconds(alone, found["gpu"], profile.is_cpu),
+        download=found["download"],
+        empty=found["empty"],
+        argument_copies=found["argument copies"],
+        result_copy=found["result copy"],
+        peer=found.get("jax.nn"),
+        argument_bytes=sum(x.nbytes for x in hosted),
+        result_bytes=out.nbytes,
+    )
+
+
+def _gpu_seconds(alone: Contestant, wall: float, is_cpu: bool) -> float:
+    clock = None if is_cpu else alone.gpu_seconds()
+    return wall if clock is None else clock
+
+
+def _step(array: Any) -> tuple[Any, int]:
+    return array._step, array._result
+
+
+def _check(out: np.ndarray, right: np.ndarray, workload: Workload) -> None:
+    off = np.abs(out.astype(np.float64) - right.astype(np.float64)).max()
+    most = 2 * tolerance(DTYPES[workload.dtype], workload.S).most  # both may be off by one tolerance
+    if not off <= most:
+        raise wgattn.ValidationError(
+            f"wgattn.jax and jax.nn differ by {off:.3g}, at most {most:.3g} is right: nothing is timed. "
+            "`wgattn validate` checks the adapter"
+        )
