@@ -15,6 +15,7 @@ def test_a_report_is_replayed_without_an_adapter(tmp_path: Path) -> None:
     assert labels == ["variant", "adapter", "because", "passed", "constants", "memory", "launch"]
     assert "a laptop's GPU" in done.stdout
     assert "of 32,768 bytes of workgroup memory" in done.stdout
+    assert "22% of the scores are kept, tiles outside i-255 ≤ j ≤ i are skipped" in " ".join(done.stdout.split())
 
 
 def test_every_option_reaches_the_variant(tmp_path: Path) -> None:
@@ -47,7 +48,9 @@ def test_the_json_says_what_runs(tmp_path: Path) -> None:
     assert "@compute" in found["wgsl"][found["variant"]]
     assert found["workgroup_bytes"] <= 32768
     assert all(min(launch["workgroups"]) >= 1 for launch in found["launches"])
-    assert all(one["reason"] for one in found["passed"])
+    assert found["reason"]
+    assert (found["keys"], found["kept"]) == ("every j", 1.0)
+    assert all(0 < len(one["reason"]) < 60 for one in found["passed"])
 
 
 @pytest.mark.parametrize("q", ["1,64,4,32", "1,1,4,32"])

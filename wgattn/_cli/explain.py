@@ -9,7 +9,9 @@ import wgattn
 from wgattn import _runtime, _schedule
 from wgattn._cli import show
 from wgattn._graph.graph import Aval
+from wgattn._graph.operations import Attention
 from wgattn._graph.rewrite import fuse
+from wgattn._graph.text import key_ranges
 from wgattn._kernels.kernel import Variant
 from wgattn._runtime.profile import DeviceProfile
 from wgattn._runtime.program import Command, CopyBuffer, CopyToTexture, Dispatch
@@ -18,9 +20,14 @@ from wgattn.bench.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A call's variant on a device, every command that the device is told, and the shaders by name."""
+    """A call's variant on a device, every command that the device is told, and the shaders by name.
+
+    `ranges`: the keys j that row i keeps, as text; `kept`: the share of the T·S scores that is.
+    """
 
     variant: Variant
+    ranges: str
+    kept: float
     profile: DeviceProfile
     commands: tuple[Command, ...]
     shaders: dict[str, str]
@@ -59,7 +66,11 @@ def explanation(workload: Workload, profile: DeviceProfile) -> Explanation:
     schedule = _schedule.compile(fuse(wgattn.make_graph(attend)(**avals).graph), profile)
     if not schedule.chosen:
         raise ValueError(f"{workload.name} has an empty axis: no kernel runs, the result is made on the host")
-    return Explanation(schedule.chosen[0].variant, profile, schedule.program.commands, schedule.shaders)
+    chosen = schedule.chosen[0]
+    attention = schedule.graph.nodes[chosen.node].operation
+    assert isinstance(attention, Attention)
+    ranges = key_ranges(attention.call.clauses)
+    return Explanation(chosen.variant, ranges, workload.kept(), profile, schedule.program.commands, schedule.shaders)
 
 
 def as_lines(found: Explanation) -> dict[str, str]:
@@ -68,12 +79,19 @@ def as_lines(found: Explanation) -> dict[str, str]:
     return {
         "variant": variant.name,
         "adapter": f"{found.profile.name} ({found.profile.kind}, {found.profile.backend}, {found.profile.provider})",
-        "because": variant.reason or "the first family that serves this call on this adapter",
+        "because": because(found),
         "passed": "\n".join(f"{family} ({reason})" for family, reason in variant.passed) or "none is faster",
         "constants": "  ".join(f"{name} {value}" for name, value in scalars(variant).items()),
         "memory": f"{variant.workgroup_bytes:,} of {limits.workgroup_bytes:,} bytes of workgroup memory",
         "launch": "\n".join(command_line(command, variant.name) for command in found.commands),
     }
+
+
+def because(found: Explanation) -> str:
+    """Why this variant, and what of the scores it leaves out."""
+    if found.kept == 1:
+        return found.variant.reason
+    return f"{found.variant.reason}; {found.kept:.0%} of the scores are kept, tiles outside {found.ranges} are skipped"
 
 
 def as_values(found: Explanation, wgsl: bool) -> dict[str, Any]:
@@ -85,6 +103,8 @@ def as_values(found: Explanation, wgsl: bool) -> dict[str, Any]:
         "family": variant.family,
         "adapter": found.profile.name,
         "reason": variant.reason,
+        "keys": found.ranges,
+        "kept": found.kept,
         "passed": [{"family": family, "reason": reason} for family, reason in variant.passed],
         "constants": scalars(variant),
         "workgroup_bytes": variant.workgroup_bytes,

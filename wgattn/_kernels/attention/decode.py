@@ -57,7 +57,7 @@ def share_of(problem: AttentionProblem, profile: DeviceProfile) -> Share | None:
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if problem.queries != "one":
-        return unsupported("it takes one query row a head (T = 1)")
+        return unsupported("it takes T = 1 alone")
     if max(problem.head_dim, problem.value_dim) > MAX_DIM:
         return unsupported(f"it takes head dims up to {MAX_DIM}")
     if share_of(problem, profile) is None:

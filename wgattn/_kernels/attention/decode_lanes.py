@@ -15,6 +15,7 @@ from wgattn._kernels.texture import FOLD
 from wgattn._runtime.profile import DeviceProfile
 
 name = "decode_lanes"
+LONGEST_SUM = 16384  # keys that are added one by one: the rounding of longer sums shows in float32
 NAMES = ("key", "value")  # what is read from textures
 UNBUFFERED = (*NAMES, "segments")
 MOST_HEADS = 8  # query heads that one read of a key serves: more would not stay in registers and cache
@@ -22,7 +23,7 @@ MOST_HEADS = 8  # query heads that one read of a key serves: more would not stay
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if problem.queries != "one":
-        return unsupported("it takes one query row a head (T = 1)")
+        return unsupported("it takes T = 1 alone")
     return lanes_support(problem, profile)
 
 
@@ -66,7 +67,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         return -(-share // heads) * (box.size("n") // share) * box.batch
 
     def splits(box: Box) -> int:
-        return parts(workgroups(box), box.size("s"), profile)
+        return max(parts(workgroups(box), box.size("s"), profile), -(-box.size("s") // LONGEST_SUM))
 
     return plan_buffers(
         problem,

@@ -28,7 +28,7 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 def lanes_support(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     """What both families of CPU adapters ask for."""
     if not profile.is_cpu:
-        return unsupported(f"it is for CPU adapters; {profile.name} is a GPU, where a lane cannot hold a whole row")
+        return unsupported(f"it is for CPU adapters, and {profile.name} is none")
     if not profile.subgroups or profile.subgroup_size not in SUBGROUPS:
         return unsupported(
             f"it needs subgroups of 4, 8 or 16 lanes; {profile.name} has {profile.subgroup_size or 'none'}"
