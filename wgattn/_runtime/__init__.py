@@ -8,6 +8,7 @@ from .current import device as device
 from .current import list_adapters as list_adapters
 from .current import use_profile_override as use_profile_override
 from .device import ProfileOverride as ProfileOverride
+from .encode import Read as Read
 from .execute import Executable as Executable
 from .execute import download as download
 from .execute import is_idle as is_idle

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .._errors import DeviceLostError, UnsupportedError, WgattnError
 from . import provider as providers
-from .memory import Buffer, Memory, Texture
+from .memory import Buffer, Memory, Texture, as_bytes
 from .pipelines import Pipelines
 from .profile import DeviceProfile, Limits
 from .program import TextureFormat
@@ -67,6 +67,7 @@ class Device:
         self._rumour = ""  # that some device was lost, perhaps this one
         self._queries: Any = None
         self._mark: Callable[[], bool] | None = None  # of the last submit
+        self.written = False  # whether the queue holds writes that no submit has carried yet
         self._constants: WeakValueDictionary[bytes, Buffer] = WeakValueDictionary()
         self.native = provider.device(adapter, features, limits)
         self.mappable = provider.mapping_feature in features
@@ -119,6 +120,7 @@ class Device:
             commands = encoder.finish()
             self.check_alive()
             self._mark = None
+            self.written = False
             self.native.queue.submit([commands])
 
     def wait(self) -> None:
@@ -159,8 +161,13 @@ class Device:
                 found = self._constants[content] = self.upload(content)
             return found
 
-    def download(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
-        """A copy of bytes [offset, offset + nbytes) as they are after all that was submitted before."""
+    def download(
+        self, buffer: Buffer, offset: int = 0, nbytes: int | None = None, into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """A copy of bytes [offset, offset + nbytes) as they are after all that was submitted before.
+
+        Where both are multiples of 4 it may be made in `into`.
+        """
         native = buffer.alive()
         if buffer.device is not self:
             raise DeviceLostError("the buffer belongs to a device that is gone")
@@ -172,7 +179,7 @@ class Device:
         start = offset // 4 * 4
         span = -(-(offset + length - start) // 4) * 4
         with self.guard("be read"):
-            found = self.memory.download(native, start, span)
+            found = self.memory.download(native, start, span, into)
         return found[offset - start : offset - start + length]
 
     def make_buffer(self, size: int) -> Any:
@@ -210,17 +217,6 @@ class Device:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def as_bytes(content: bytes | bytearray | memoryview | NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of `content` in row-major order, padded with zeros to a multiple of 4; copied only where needed."""
-    if isinstance(content, np.ndarray):
-        flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
-    else:
-        flat = np.frombuffer(content, np.uint8)
-    if flat.nbytes % 4:
-        flat = np.concatenate([flat, np.zeros(-flat.nbytes % 4, np.uint8)])
-    return flat
 
 
 def requested_limits(adapter: dict[str, int], wanted: Limits | None) -> dict[str, int]:

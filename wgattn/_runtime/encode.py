@@ -1,21 +1,33 @@
 """A Program on a device: its constants and parameters uploaded, its commands encoded and submitted as one."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .._errors import WgattnError
 from .check import check_program
-from .memory import Buffer, Texture
+from .memory import Buffer, Texture, as_bytes
 from .program import BufferSlot, CopyBuffer, CopyToTexture, Dispatch, Program, Range
 
 if TYPE_CHECKING:
     from .device import Device
 
 KEPT_BINDINGS = 8  # sets of buffers whose bind groups are kept: callers come back with the same few
+ONE_SUBMIT = 64 << 20  # bytes in and out above which copies in chunks overlap better
 ALIGNMENT = 256  # of each dispatch's parameters in the uniform buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Bytes from `offset` of output number `output` that go to `into`; both are multiples of 4."""
+
+    output: int
+    offset: int
+    into: NDArray[np.uint8]
 
 
 class BoundProgram:
@@ -45,6 +57,39 @@ class BoundProgram:
             self._encode(encoder, natives, groups)
             self.device.submit(encoder)
         return tuple(held[slot] for slot in self.program.outputs)  # type: ignore[misc]
+
+    def run_on_host(self, given: Sequence[NDArray[Any] | Buffer], reads: Sequence[Read]) -> None:
+        """Upload the arrays among `given`, run, and bring `reads` back; in one submit where bytes are staged."""
+        device = self.device
+        data = {i: as_bytes(x) for i, x in enumerate(given) if isinstance(x, np.ndarray)}
+        moved = sum(x.nbytes for x in data.values()) + sum(read.into.nbytes for read in reads)
+        if device.mappable or moved > ONE_SUBMIT:
+            made = self.run([device.upload(data[i]) if i in data else x for i, x in enumerate(given)])  # type: ignore[misc]
+            for read in reads:
+                buffer = made[read.output]
+                assert isinstance(buffer, Buffer)
+                device.download(buffer, read.offset, read.into.nbytes, read.into)
+            return
+        with device.guard("run a program"):
+            inputs = [device.empty(data[i].nbytes) if i in data else x for i, x in enumerate(given)]
+            written = {i: device.memory.staged(x) for i, x in data.items() if x.nbytes}  # copied without the lock
+            received = [device.memory.receiver(read.into.nbytes) for read in reads]
+            with device.lock:
+                held = self._hold(inputs)  # type: ignore[arg-type]
+                natives, groups = self._bound(held)
+                encoder = device.native.create_command_encoder()
+                for i, staging in written.items():
+                    encoder.copy_buffer_to_buffer(staging, 0, natives[self.program.inputs[i]], 0, data[i].nbytes)
+                self._encode(encoder, natives, groups)
+                for staging, read in zip(received, reads, strict=True):
+                    source = natives[self.program.outputs[read.output]]
+                    encoder.copy_buffer_to_buffer(source, read.offset, staging, 0, read.into.nbytes)
+                device.submit(encoder)
+            promises = [s.map_async("READ_NOSYNC", 0, r.into.nbytes) for s, r in zip(received, reads, strict=True)]
+            for staging, promise, read in zip(received, promises, reads, strict=True):
+                device.memory.receive(staging, promise, read.into)
+            for staging in written.values():
+                device.memory.unstage(staging)
 
     def gpu_seconds(self, inputs: Sequence[Buffer | Texture], repeat: int) -> float | None:
         """The median of `repeat` runs on the device's own clock, copies included; None without timestamps."""

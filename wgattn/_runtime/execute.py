@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .current import device
-from .encode import BoundProgram
+from .encode import BoundProgram, Read
 from .memory import Buffer, Texture
 from .program import Program
 
@@ -26,6 +26,13 @@ class Executable:
         OutOfDeviceMemoryError, WgattnError for what the device refuses.
         """
         return self._current().run(inputs)
+
+    def run_on_host(self, given: Sequence[NDArray[Any] | Buffer], reads: Sequence[Read]) -> None:
+        """Upload the arrays among the inputs, run, and bring parts of the outputs back, as each of `reads` says.
+
+        On a device with memory of its own all of it is one submit, unless it is much.
+        """
+        self._current().run_on_host(given, reads)
 
     def gpu_seconds(self, inputs: Sequence[Buffer | Texture], repeat: int = 5) -> float | None:
         """The median time of `repeat` runs by the device's clock, copies included; None without timestamps."""
@@ -63,9 +70,14 @@ def upload(content: bytes | bytearray | memoryview | NDArray[Any]) -> Buffer:
     return device().upload(content)
 
 
-def download(buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
-    """A copy of bytes [offset, offset + nbytes), all of them unless given, after the work submitted so far is done."""
-    return buffer.device.download(buffer, offset, nbytes)
+def download(
+    buffer: Buffer, offset: int = 0, nbytes: int | None = None, into: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
+    """A copy of bytes [offset, offset + nbytes), all of them unless given, after the work submitted so far is done.
+
+    With offset and nbytes multiples of 4 it may be made in `into`, which has nbytes bytes.
+    """
+    return buffer.device.download(buffer, offset, nbytes, into)
 
 
 def wait() -> None:

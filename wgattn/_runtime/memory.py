@@ -32,6 +32,17 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+def as_bytes(content: bytes | bytearray | memoryview | NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of `content` in row-major order, padded with zeros to a multiple of 4; copied only where needed."""
+    if isinstance(content, np.ndarray):
+        flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+    else:
+        flat = np.frombuffer(content, np.uint8)
+    if flat.nbytes % 4:
+        flat = np.concatenate([flat, np.zeros(-flat.nbytes % 4, np.uint8)])
+    return flat
+
+
 class Buffer:
     """`nbytes` of device memory, a multiple of 4. When the last reference goes, the memory goes back to the pool."""
 
@@ -146,6 +157,7 @@ class Memory:
         """Write all of `data` (a multiple of 4 bytes) to the start of a buffer that nobody else can reach yet."""
         if data.nbytes <= SMALL:
             self._device.native.queue.write_buffer(native, 0, data)
+            self._device.written = True
             self._queued += data.nbytes
             if self._queued > CHUNK:  # the queue keeps copies of all that was written until the next submit
                 self._queued = 0
@@ -159,18 +171,34 @@ class Memory:
         else:
             for start in range(0, data.nbytes, CHUNK):
                 part = data[start : start + CHUNK]
-                staging = self._stage("write", size_class(part.nbytes))
-                staging.write_mapped(part)
-                staging.unmap()
+                staging = self.staged(part)
                 self._copy(staging, 0, native, start, part.nbytes)
-                self._staging.setdefault(("write", staging.size), []).append(staging)
+                self.unstage(staging)
 
-    def download(self, native: Any, offset: int, nbytes: int) -> NDArray[np.uint8]:
+    def staged(self, data: NDArray[np.uint8]) -> Any:
+        """A staging buffer with these bytes, for a copy that its taker encodes; `unstage` takes it back."""
+        staging = self._stage("write", size_class(data.nbytes))
+        staging.write_mapped(data)
+        staging.unmap()
+        return staging
+
+    def unstage(self, staging: Any) -> None:
+        """A staging buffer of `staged`, once what was encoded is submitted."""
+        self._staging.setdefault(("write", staging.size), []).append(staging)
+
+    def receiver(self, nbytes: int) -> Any:
+        """A staging buffer for a copy from the device; `receive` reads it and takes it back."""
+        return self._stage("read", size_class(nbytes))
+
+    def download(
+        self, native: Any, offset: int, nbytes: int, into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
         """A copy of `nbytes` bytes at `offset`, both multiples of 4, after all that was submitted before."""
-        found = np.empty(nbytes, np.uint8)
+        found = np.empty(nbytes, np.uint8) if into is None else into
         if self._device.mappable:
             start = offset // 8 * 8  # what a mapping may start at
-            self._flush()  # mapping would overtake the queue's own writes
+            if self._device.written:
+                self._flush()  # mapping would overtake the queue's own writes
             self._device.wait()  # first, so that the lock is held for the copy alone
             with self._device.lock:
                 _map(native, "READ_NOSYNC", start, offset + nbytes - start)
@@ -187,15 +215,16 @@ class Memory:
             self._copy(native, offset + start, staging, 0, part.nbytes)
             waiting.append((staging, staging.map_async("READ_NOSYNC", 0, part.nbytes), part))
             if len(waiting) == CHUNKS:  # the device copies the next ones while the host copies this one
-                self._receive(*waiting.popleft())
+                self.receive(*waiting.popleft())
         while waiting:
-            self._receive(*waiting.popleft())
+            self.receive(*waiting.popleft())
         return found
 
     def _flush(self) -> None:
         self._device.submit(self._device.native.create_command_encoder())
 
-    def _receive(self, staging: Any, promise: Any, part: NDArray[np.uint8]) -> None:
+    def receive(self, staging: Any, promise: Any, part: NDArray[np.uint8]) -> None:
+        """Copy what a receiver got to `part`, once `promise` says that it is mapped."""
         promise.sync_wait()
         np.copyto(part, np.frombuffer(staging.read_mapped(0, part.nbytes, copy=False), np.uint8))
         staging.unmap()

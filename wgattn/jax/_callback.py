@@ -1,7 +1,7 @@
 """A traced wgattn function as a callback of JAX: NumPy arrays in, one run on the device, NumPy arrays out."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -49,27 +49,39 @@ class HostProgram:
 
     def __call__(self, *given: Any) -> tuple[np.ndarray, ...]:
         """The results for these arguments, row-major."""
-        global _last
-        try:
-            return self.run([np.asarray(x) for x in given])
-        except BaseException as error:
-            _last = error
-            raise
+        return self.run([np.asarray(x) for x in given])
 
     def fill(self, _: object, results: Sequence[Any], *given: Any) -> None:
         """Write the results for these buffers into those of the results."""
-        for place, found in zip(results, self(*given), strict=True):
-            np.copyto(np.asarray(place), found)
+        places = [np.asarray(place) for place in results]
+        for place, found in zip(places, self.run([np.asarray(x) for x in given], places), strict=True):
+            if found is not place:
+                np.copyto(place, found)
 
-    def run(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """The results for NumPy arrays, row-major."""
-        made: list[np.ndarray] = []
-        if self._traced.graph.outputs:
-            made = self._validated(arrays) if self._validate or _run.validating() else self._computed(arrays)
+    def run(self, arrays: Sequence[np.ndarray], places: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, ...]:
+        """The results for NumPy arrays, row-major; some of them in `places`, if those are given."""
+        global _last
+        try:
+            made: list[np.ndarray] = []
+            if self._traced.graph.outputs:
+                made = (
+                    self._validated(arrays)
+                    if self._validate or _run.validating()
+                    else self._computed(arrays, dict(self._pairs(places)))
+                )
+        except BaseException as error:
+            _last = error
+            raise
         return tuple(
             made[x] if kind == "computed" else arrays[x] if kind == "argument" else np.asarray(x)
             for kind, x in self._traced.sources
         )
+
+    def _pairs(self, places: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
+        """The numbers of the graph's outputs that are results, and the places of those."""
+        for (kind, x), place in zip(self._traced.sources, places, strict=False):
+            if kind == "computed":
+                yield x, place
 
     def compiled(self) -> Any:
         """The program on the device; made at the first call."""
@@ -83,13 +95,9 @@ class HostProgram:
         views = tuple(View.natural(aval.shape) for aval in self._arguments)
         return self._traced.graph_for((*views, *self._traced.captured_layouts()))
 
-    def _computed(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        program = self.compiled()
-        given: list[Any] = [*arrays, *self._traced.captured]
-        for number in program.schedule.arguments:
-            x = given[number]
-            given[number] = _runtime.upload(x) if isinstance(x, np.ndarray) else _run.stored(*x).buffer
-        return [_run.download(*output) for output in program.run(given)]
+    def _computed(self, arrays: Sequence[np.ndarray], places: dict[int, np.ndarray]) -> list[np.ndarray]:
+        captured = [_run.stored(step, result).buffer for step, result in self._traced.captured]
+        return self.compiled().run_on_host([*arrays, *captured], places)
 
     def _validated(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         inputs: list[Stored] = [_run.upload(x) for x in arrays]
