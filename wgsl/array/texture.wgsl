@@ -55,6 +55,8 @@ fn texture(
 %% else
     let low = {{ load | format("2u * column") }};
     let high = {{ load | format("2u * column + 1u") }};
-    textureStore(texels, place, vec4u(pack_{{ texel }}(low.xy), pack_{{ texel }}(low.zw), pack_{{ texel }}(high.xy), pack_{{ texel }}(high.zw)));
+    let low_words = vec2u(pack_{{ texel }}(low.xy), pack_{{ texel }}(low.zw));
+    let high_words = vec2u(pack_{{ texel }}(high.xy), pack_{{ texel }}(high.zw));
+    textureStore(texels, place, vec4u(low_words, high_words));
 %% endif
 }

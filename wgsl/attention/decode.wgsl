@@ -1,9 +1,10 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 
-// Decode: one query row against many keys. A workgroup owns one key/value head, up to GROUP of the query heads that read it, and one part of the
-// keys, so that each key and value is read once for the group. Logits: a thread a key (KEYS of them), q broadcast from workgroup memory. Output:
-// VALUE_CHUNKS threads a key, each four elements, ROWS keys at once. Over heads and keys the text is unrolled: arrays of them would live in memory.
+// Decode: one query row against many keys. A workgroup owns one key/value head, up to GROUP of the query heads that
+// read it, and one part of the keys, so that each key and value is read once for the group. Logits: a thread a key
+// (KEYS of them), q broadcast from workgroup memory. Output: VALUE_CHUNKS threads a key, each four elements, ROWS keys
+// at once. Over heads and keys the text is unrolled: arrays of them would live in memory.
 {% set heads = range(GROUP) %}
 {% set quads = range(GROUP_QUADS) %}
 
@@ -113,7 +114,8 @@ fn decode(
 %% for i in range(KEYS)
         let s_{{ i }} = tile + {{ i }}u * WORKGROUP + thread;
 %% if problem.segments
-        let read_{{ i }} = s_{{ i }} < keys.y && row_query_segments(b, parameters.t_first) == row_key_segments(b, min(s_{{ i }}, keys.y - 1u));
+        let segment_{{ i }} = row_key_segments(b, min(s_{{ i }}, keys.y - 1u));
+        let read_{{ i }} = s_{{ i }} < keys.y && row_query_segments(b, parameters.t_first) == segment_{{ i }};
 %% else
         let read_{{ i }} = s_{{ i }} < keys.y;
 %% endif

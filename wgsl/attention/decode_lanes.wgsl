@@ -5,12 +5,21 @@
 {% set key_texels, value_texels = HEAD_DIM // 4 // quads.key, VALUE_DIM // 4 // quads.value %}
 {% set key_reads, value_reads = (key_texels + SUBGROUP - 1) // SUBGROUP, (value_texels + SUBGROUP - 1) // SUBGROUP %}
 
-// Decode, head dims in lanes, for CPU adapters: a subgroup owns one key/value head, HEADS query heads of its group and one part of its keys. A lane
-// holds a texel of dims of the query rows and of their sums, and a turn takes one key: one read of it serves all heads, and lanes add their
-// products by shuffles. The body is small on purpose: with eight keys unrolled it waits for its own instructions.
+// Decode, head dims in lanes, for CPU adapters: a subgroup owns one key/value head, HEADS query heads of its group and
+// one part of its keys. A lane holds a texel of dims of the query rows and of their sums, and a turn takes one key: one
+// read of it serves all heads, and lanes add their products by shuffles. The body is small on purpose: with eight keys
+// unrolled it waits for its own instructions.
 
 {{ texels.place("key") }}
 {{ texels.place("value") }}
+fn scaled_query(row: u32, chunk: u32, b: u32, scale: f32) -> vec4f {
+%% if problem.rope is not none
+    return scale * load_query_rotated(row, chunk, position_of(b, 0u));
+%% else
+    return scale * load_query(row, chunk);
+%% endif
+}
+
 @compute @workgroup_size(SUBGROUP)
 fn decode_lanes(
     @builtin(workgroup_id) workgroup: vec3u,
@@ -53,11 +62,9 @@ fn decode_lanes(
     let query_at_{{ g }} = query_row(b, 0u, n_{{ g }});
 %% for d in range(key_reads)
 %% for i in range(quads.key)
-%% if problem.rope is not none
-    let q_{{ g }}_{{ d }}_{{ i }} = select(vec4f(), scale * load_query_rotated(query_at_{{ g }}, {{ quads.key }}u * key_column_{{ d }} + {{ i }}u, position_of(b, 0u)), key_there_{{ d }});
-%% else
-    let q_{{ g }}_{{ d }}_{{ i }} = select(vec4f(), scale * load_query(query_at_{{ g }}, {{ quads.key }}u * key_column_{{ d }} + {{ i }}u), key_there_{{ d }});
-%% endif
+    let chunk_{{ g }}_{{ d }}_{{ i }} = {{ quads.key }}u * key_column_{{ d }} + {{ i }}u;
+    let read_{{ g }}_{{ d }}_{{ i }} = scaled_query(query_at_{{ g }}, chunk_{{ g }}_{{ d }}_{{ i }}, b, scale);
+    let q_{{ g }}_{{ d }}_{{ i }} = select(vec4f(), read_{{ g }}_{{ d }}_{{ i }}, key_there_{{ d }});
 %% endfor
 %% endfor
     // Above MASKED, so that the weight of a masked key is 0 from the first turn on.
@@ -93,11 +100,22 @@ fn decode_lanes(
         let same = segment == row_key_segments(b, s);
 %% endif
 %% for g in range(HEADS)
-        var s_{{ g }} = {% for d in range(key_reads) %}{% set outer = loop %}{% for i in range(quads.key) %}dot(q_{{ g }}_{{ d }}_{{ i }}, k_{{ d }}_{{ i }}){{ " + " if not (loop.last and outer.last) }}{% endfor %}{% endfor %};
+        var s_{{ g }} = dot(q_{{ g }}_0_0, k_0_0);
+%% for d in range(key_reads)
+%% for i in range(quads.key)
+%% if d or i
+        s_{{ g }} += dot(q_{{ g }}_{{ d }}_{{ i }}, k_{{ d }}_{{ i }});
+%% endif
+%% endfor
+%% endfor
 %% for step in xor_steps
         s_{{ g }} += subgroupShuffleXor(s_{{ g }}, {{ step }}u);
 %% endfor
-        let x_{{ g }} = {{ "select(MASKED, " if problem.segments }}logit(s_{{ g }}, b, n_{{ g }}, 0u, s, kept){{ ", same)" if problem.segments }};
+%% if problem.segments
+        let x_{{ g }} = select(MASKED, logit(s_{{ g }}, b, n_{{ g }}, 0u, s, kept), same);
+%% else
+        let x_{{ g }} = logit(s_{{ g }}, b, n_{{ g }}, 0u, s, kept);
+%% endif
         let high_{{ g }} = max(top_{{ g }}, x_{{ g }});
         let fade_{{ g }} = decay(top_{{ g }}, high_{{ g }});
         let p_{{ g }} = decay(x_{{ g }}, high_{{ g }});
@@ -127,7 +145,8 @@ fn decode_lanes(
 %% endfor
 %% if problem.empty_rows
     // A row that keeps no key is the mean of V. The loop makes no turn where no row needs it; a branch would run masked.
-    let end_mean = select(first_key, end_key, {% for g in range(HEADS) %}empty_{{ g }}{{ " || " if not loop.last }}{% endfor %});
+    let any_empty = {% for g in range(HEADS) %}empty_{{ g }}{{ " || " if not loop.last }}{% endfor %};
+    let end_mean = select(first_key, end_key, any_empty);
 %% for d in range(value_reads)
 %% for i in range(quads.value)
     var mean_{{ d }}_{{ i }} = vec4f();
@@ -153,10 +172,21 @@ fn decode_lanes(
 %% for i in range(quads.value)
             let chunk_{{ i }} = {{ quads.value }}u * value_column_{{ d }} + {{ i }}u;
 %% if PARTIAL
-            partial[at_{{ g }} + chunk_{{ i }}] = {{ "select(sum_%s_%s_%s, mean_%s_%s, empty_%s)" | format(g, d, i, d, i, g) if problem.empty_rows else "sum_%s_%s_%s" | format(g, d, i) }};
+            let four_{{ i }} = sum_{{ g }}_{{ d }}_{{ i }};
 %% else
-            let o_{{ i }} = select(sum_{{ g }}_{{ d }}_{{ i }} * end_{{ g }}.factor, vec4f(), end_{{ g }}.zero);
-            store_out(at_{{ g }}, chunk_{{ i }}, {{ "select(o_%s, mean_%s_%s / f32(parameters.S), empty_%s)" | format(i, d, i, g) if problem.empty_rows else "o_%s" | format(i) }});
+            let scaled_{{ i }} = sum_{{ g }}_{{ d }}_{{ i }} * end_{{ g }}.factor;
+            let four_{{ i }} = select(scaled_{{ i }}, vec4f(), end_{{ g }}.zero);
+%% endif
+%% if problem.empty_rows
+            let mean_of_row_{{ i }} = mean_{{ d }}_{{ i }}{{ "" if PARTIAL else " / f32(parameters.S)" }};
+            let found_{{ i }} = select(four_{{ i }}, mean_of_row_{{ i }}, empty_{{ g }});
+%% else
+            let found_{{ i }} = four_{{ i }};
+%% endif
+%% if PARTIAL
+            partial[at_{{ g }} + chunk_{{ i }}] = found_{{ i }};
+%% else
+            store_out(at_{{ g }}, chunk_{{ i }}, found_{{ i }});
 %% endif
 %% endfor
         }

@@ -1,9 +1,10 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 
-// Flash, tiled: a workgroup owns TILE_Q query rows that read one key/value head, and passes over their keys once, TILE_K at a time, with a running
-// maximum a row. Q, and K and V by turns, lie in workgroup memory as float32. Threads stand ACROSS × DOWN: each owns ROWS × KEYS logits, and of the
-// same ROWS rows every ACROSS-th vec4 of the output. Rows are query rows of HEADS heads of one group: row r is head r % HEADS at t + r / HEADS.
+// Flash, tiled: a workgroup owns TILE_Q query rows that read one key/value head, and passes over their keys once,
+// TILE_K at a time, with a running maximum a row. Q, and K and V by turns, lie in workgroup memory as float32.
+// Threads stand ACROSS × DOWN: each owns ROWS × KEYS logits, and of the same ROWS rows every ACROSS-th vec4 of the
+// output. Rows are query rows of HEADS heads of one group: row r is head r % HEADS at t + r / HEADS.
 
 // TILE_Q · Q_PITCH · 16 bytes
 var<workgroup> query_tile: array<vec4f, TILE_Q * Q_PITCH>;
@@ -212,7 +213,12 @@ fn flash_tiled(
             top[r] = high;
             var sum = vec4f();
             for (var i = 0u; i < KEYS; i += 4u) {
-                let four = vec4f(weight(logits[r][i], high), weight(logits[r][i + 1u], high), weight(logits[r][i + 2u], high), weight(logits[r][i + 3u], high));
+                let four = vec4f(
+                    weight(logits[r][i], high),
+                    weight(logits[r][i + 1u], high),
+                    weight(logits[r][i + 2u], high),
+                    weight(logits[r][i + 3u], high),
+                );
                 weight_tile[(row_first + r) * WEIGHT_PITCH + i / 4u * ACROSS + across] = four;
                 sum += four;
             }

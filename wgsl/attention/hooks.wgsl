@@ -1,6 +1,6 @@
 {# What every attention kernel shares: where rows lie, which keys a row keeps, what a logit is, how a row ends.
-   Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL, NATURAL. Operands that are textures, or not bound at all, are named in UNBUFFERED;
-   "segments" in it says that the kernel compares the ids by itself. #}
+   Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL, NATURAL. Operands that are textures, or
+   not bound at all, are named in UNBUFFERED; "segments" in it says that the kernel compares the ids by itself. #}
 {% import "shared/elements.wgsl" as elements %}
 {% import "shared/rotations.wgsl" as rotations %}
 const LOG2_E: f32 = 1.4426950408889634;
@@ -216,7 +216,8 @@ fn range_is_empty(kept: Kept) -> bool {
 fn tanh_exact(x: f32) -> f32 {
     let a = abs(x);
     let square = x * x;
-    let small = x * (1.0 + square * (-0.33333334 + square * (0.13333334 + square * (-0.053968254 + square * (0.021869488 + square * -0.008863236)))));
+    let tail = -0.053968254 + square * (0.021869488 + square * -0.008863236);
+    let small = x * (1.0 + square * (-0.33333334 + square * (0.13333334 + square * tail)));
     let square_ratio = exp2(-2.0 * LOG2_E * a);
     let large = sign(x) * (1.0 - square_ratio) / (1.0 + square_ratio);
     return select(large, small, a < 0.3);

@@ -59,10 +59,12 @@ fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32) -> vec4f {
 %% endif
 // Whether a row ends as the mean of V: it keeps no key, or none in this part. With sinks it is zero.
 fn ends_as_mean(b: u32, t: u32, total: f32) -> bool {
-%% if problem.empty_rows and not problem.sinks
-    return total == 0.0 && parameters.t_first + t < query_length(b){{ " && range_is_empty(kept_keys(b, t))" if PARTIAL and not problem.dense }};
-%% else
+%% if not problem.empty_rows or problem.sinks
     return false;
+%% elif PARTIAL and not problem.dense
+    return total == 0.0 && parameters.t_first + t < query_length(b) && range_is_empty(kept_keys(b, t));
+%% else
+    return total == 0.0 && parameters.t_first + t < query_length(b);
 %% endif
 }
 

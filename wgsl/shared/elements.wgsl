@@ -1,9 +1,10 @@
 {# Macros: how rows of elements are read and written. Every reader answers f32, whatever is stored.
-   `quads`: four consecutive elements start at a multiple of four, so one wide access serves them. #}
+   `quads`: four consecutive elements start at a multiple of four, so one wide access serves them; bindings are then
+   of the types that storage_element() in kernel.py gives. 16-bit pairs are packed by built-ins, which are quick;
+   array/elements.wgsl does it in integers, bit for bit as NumPy. #}
 
-{# The element type of the storage array that holds `dtype`: kept in step with storage_element() in kernel.py. #}
-{% macro unpack_pair(dtype) -%}
 {# Two values of a 16-bit type from one word. #}
+{% macro unpack_pair(dtype) -%}
 %% if dtype == "f16"
 fn unpack_f16(word: u32) -> vec2f {
     return unpack2x16float(word);
