@@ -4,6 +4,7 @@
 %% if out_name not in names_16_bit and out_name != "f32"
 {{ elements.unpack_pair(out_name) }}
 %% endif
+%% if "grad_out" not in UNBUFFERED
 {{ elements.element_reader("grad_out", out_name, "grad_out" in problem.vectors) }}
 
 {{ elements.row_reader("grad_out", out_name, "grad_out" in problem.vectors, "parameters.Hv", problem.exact_dims) }}
@@ -13,6 +14,7 @@ fn grad_out_row(b: u32, t: u32, n: u32) -> u32 {
         + t * parameters.grad_out_t + n * parameters.grad_out_n;
 }
 
+%% endif
 %% endif
 // A launch serves whole groups of query heads, or a share of one group: its key/value heads, and the query heads of each.
 fn key_heads() -> u32 {

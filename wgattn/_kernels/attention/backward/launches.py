@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention.backward import rows, sums
+from wgattn._kernels.attention.backward import rows, sums, texels
 from wgattn._kernels.attention.backward.problem import GradientProblem, sweep_call, turned_rows
 from wgattn._kernels.attention.backward.statistics import delta, empty_rows, far_rows
 from wgattn._kernels.attention.backward.work import Work, gather, key_heads, launch
@@ -25,12 +25,16 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Sweeps:
-    """A family's two sweeps, and how many keys and query rows one invocation may pass; None: any number."""
+    """A family's two sweeps, and how many keys and query rows one invocation may pass; None: any number.
+
+    `from_textures`: the sweeps read query, key, value and grad_out from textures.
+    """
 
     by_query: Sweep
     by_key_value: Sweep
     max_keys: int | None = None
     max_rows: int | None = None
+    from_textures: bool = False
 
 
 def plan_gradient(
@@ -71,11 +75,11 @@ def plan_gradient(
         steps.append(delta(work, box))
         if problem.sweep.bias is not None:
             steps += far_rows(work, box, key_spans, limits.loop_turns)
-    wanted = problem.wanted
+    wanted, textures = problem.wanted, texels.Textures() if sweeps.from_textures else None
     if "query" in wanted or "scale" in wanted:
-        steps += _by_query(work, sweeps.by_query, boxes, key_spans, scratch, call)
+        steps += _by_query(work, sweeps.by_query, boxes, key_spans, scratch, call, textures)
     if "key" in wanted or "value" in wanted:
-        steps += _by_key_value(work, sweeps, boxes, key_spans, scratch, call)
+        steps += _by_key_value(work, sweeps, boxes, key_spans, scratch, call, textures)
     if "bias" in wanted:
         parts = tuple(replace(box, s=span) for box in boxes for span in key_spans)
         bias = sums.bias_sums(work, parts, limits.loop_turns)
@@ -98,6 +102,7 @@ def _by_query(
     key_spans: tuple[Span, ...],
     scratch: dict[str, Scratch | Texture],
     call: Call,
+    textures: texels.Textures | None,
 ) -> list[Launch | Copy | CopyToTexture]:
     """grad_query, a box of rows after another, and grad_scale from the same sums."""
     wanted, problem = work.problem.wanted, work.problem.sweep
@@ -106,9 +111,7 @@ def _by_query(
         _grow(scratch, "query_sums", box.batch * box.size("t") * box.size("n") * problem.head_dim * 4)
         for turn, span in enumerate(key_spans):
             here = replace(box, s=span)
-            resources = {"sums": Bytes("query_sums")}
-            count = sweep.workgroups(here)
-            steps.append(launch(work, sweep.variant, problem, here, count, resources, add=int(turn > 0)))
+            steps += _swept(work, sweep, here, "query_sums", turn > 0, scratch, textures)
         if "query" in wanted:
             steps.append(rows.finish(work, box, "query", call.rope, work.operands["grad_query"], mean=False))
         if "scale" in wanted:
@@ -126,6 +129,7 @@ def _by_key_value(
     key_spans: tuple[Span, ...],
     scratch: dict[str, Scratch | Texture],
     call: Call,
+    textures: texels.Textures | None,
 ) -> list[Launch | Copy | CopyToTexture]:
     """grad_key and grad_value, a range of keys after another, each over all query rows."""
     wanted, problem, forward = work.problem.wanted, work.problem.sweep, work.problem.forward
@@ -142,16 +146,35 @@ def _by_key_value(
             _grow(scratch, "key_value_sums", parts[0].batch * heads * (span[1] - span[0]) * row)
             for turn, box in enumerate(parts):
                 here = replace(box, s=span)
-                count = sweeps.by_key_value.workgroups(here)
-                resources = {"sums": Bytes("key_value_sums")}
-                variant = sweeps.by_key_value.variant
-                steps.append(launch(work, variant, problem, here, count, resources, add=int(turn > 0)))
+                steps += _swept(work, sweeps.by_key_value, here, "key_value_sums", turn > 0, scratch, textures)
             here = replace(parts[0], s=span)
             for name in ("key", "value"):
                 if name in wanted:
                     result = work.operands[f"grad_{name}"]
                     steps.append(rows.finish(work, here, name, call.rope, result, mean and name == "value"))
     return steps
+
+
+def _swept(
+    work: Work,
+    sweep: Sweep,
+    box: Box,
+    sums_name: str,
+    add: bool,
+    scratch: dict[str, Scratch | Texture],
+    textures: texels.Textures | None,
+) -> list[Launch | CopyToTexture]:
+    """One sweep over a box, and what fills the textures that it reads."""
+    resources: dict[str, Bytes | str] = {"sums": Bytes(sums_name)}
+    steps: list[Launch | CopyToTexture] = []
+    values: dict[str, float] = {}
+    if textures is not None:
+        filled = textures.fill(work, box, scratch)
+        steps += filled.steps
+        resources |= filled.resources
+        values |= filled.values
+    count = sweep.workgroups(box)
+    return [*steps, launch(work, sweep.variant, work.problem.sweep, box, count, resources, add=int(add), **values)]
 
 
 def _boxes(work: Work, sweeps: Sweeps, limits: Limits) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
@@ -171,6 +194,10 @@ def _boxes(work: Work, sweeps: Sweeps, limits: Limits) -> tuple[tuple[Box, ...],
         rows_of_part = 1
         for size in part.shape[:4]:
             rows_of_part *= size
+        if sweeps.from_textures and name in ("query", "key", "value", "out"):
+            given = part if name != "out" else replace(operands["grad_out"], shape=part.shape)
+            if not texels.fits(sweep, "grad_out" if name == "out" else name, given, limits):
+                return False
         return binds(part, limits) and rows_of_part * widths.get(name, 0) * 4 <= limits.binding_bytes
 
     return cut_to_limits(given, limits, max_keys=sweeps.max_keys, fits=fits)

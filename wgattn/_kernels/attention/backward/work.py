@@ -50,6 +50,10 @@ class Work:
     def group(self) -> int:
         return self.operands["query"].shape[3] // self.operands["key"].shape[3]
 
+    def source(self, name: str) -> str:
+        """The buffer of an operand: the sweeps read the rotated copies of query and key."""
+        return f"{name}_turned" if self.problem.forward.rope is not None and name in ("query", "key") else name
+
 
 def statistics_words(sweep: AttentionProblem) -> int:
     """Numbers a row: the residual, delta, and beside a bias the residual's rest."""
@@ -134,7 +138,7 @@ def launch(
     problem: AttentionProblem,
     box: Box,
     workgroups: int,
-    resources: Mapping[str, Bytes] | None = None,
+    resources: Mapping[str, Bytes | str] | None = None,
     scale: float | None = None,
     **own: float,
 ) -> Launch:
@@ -153,11 +157,10 @@ def launch(
     if scale is not None:
         values["scale"] = scale
     values |= own
-    if work.problem.forward.rope is not None:  # the sweeps read the rotated copies
-        for name in ("query", "key"):
-            held = found[name]
-            assert isinstance(held, Bytes)
-            found[name] = replace(held, name=f"{name}_turned")
+    for name in ("query", "key"):
+        held = found[name]
+        assert isinstance(held, Bytes)
+        found[name] = replace(held, name=work.source(name))
     found |= resources or {}
     names = [name for name, _ in variant.parameters.fields]
     return Launch(

@@ -1,0 +1,131 @@
+"""Lanes, backward: own rows stay in a lane, the other side comes from textures by shuffles. For CPU adapters."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from wgattn._dtypes import float32, short_name
+from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
+from wgattn._kernels.attention.backward.problem import GradientProblem
+from wgattn._kernels.attention.backward.texels import NAMES, texel_dtype
+from wgattn._kernels.attention.backward.work import ADDING, key_heads, shader, sums_binding
+from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.flash_rows import SUBGROUPS
+from wgattn._kernels.attention.naming import variant_name
+from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.attention.textures import texture_fields
+from wgattn._kernels.kernel import SUPPORTED, Binding, Operand, Plan, Support, Variant, unsupported
+from wgattn._kernels.texture import FOLD, TEXEL
+from wgattn._runtime.profile import DeviceProfile
+
+name = "backward_lanes"
+MAX_DIM = 256
+ITEMS = 4  # streamed rows a turn: more make the shader longer, and share no more of what a turn costs
+UNROLLED = 2048  # products of a turn that are worth unrolling: beyond, the first call compiles too long
+
+
+def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
+    widest = max(problem.sweep.head_dim, problem.sweep.value_dim)
+    if not profile.is_cpu:
+        return unsupported(f"it is for CPU adapters; {profile.name} is a GPU, where a lane cannot hold a whole row")
+    if not profile.subgroups or profile.subgroup_size not in SUBGROUPS:
+        return unsupported(
+            f"it needs subgroups of 4, 8 or 16 lanes; {profile.name} has {profile.subgroup_size or 'none'}"
+        )
+    if widest > MAX_DIM:
+        return unsupported(f"it takes head dims up to {MAX_DIM}, this is {widest}")
+    if profile.limits.storage_textures < len(NAMES):
+        return unsupported(f"it reads {len(NAMES)} textures; the device binds {profile.limits.storage_textures}")
+    return SUPPORTED
+
+
+def suits(problem: GradientProblem, profile: DeviceProfile) -> Support:
+    return SUPPORTED
+
+
+def rows_a_lane(sweep: AttentionProblem) -> int:
+    """More rows a lane share a streamed row's read and shuffles; each adds to the time that the first call compiles."""
+    width = 2 * (sweep.head_dim + sweep.value_dim)
+    return max(1, min(4, 1 << (UNROLLED * 2 // (width * ITEMS)).bit_length() - 1))
+
+
+def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
+    """The sweep by key and value, which stands for the family."""
+    return _sweep(problem, profile, "key_value")
+
+
+def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
+    block = rows_a_lane(problem.sweep) * (profile.subgroup_size or 1)
+    group = problem.sweep.group
+
+    def query_workgroups(box: Box) -> int:
+        share = min(group, box.size("n"))
+        return box.batch * key_heads(box, group) * -(-box.size("t") * share // block)
+
+    def key_value_workgroups(box: Box) -> int:
+        return box.batch * key_heads(box, group) * -(-box.size("s") // block)
+
+    most = _most(problem, profile)
+    sweeps = Sweeps(
+        Sweep(_sweep(problem, profile, "query"), query_workgroups),
+        Sweep(_sweep(problem, profile, "key_value"), key_value_workgroups),
+        most,
+        None if most is None else max(most // group, 1),
+        from_textures=True,
+    )
+    return plan_gradient(problem, call, operands, profile, sweeps)
+
+
+def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant:
+    # However rows lie in their buffers, textures hold them alike.
+    sweep = replace(problem.sweep, vectors=("query", "key", "value", "out"), exact_dims=True)
+    subgroup, rows = profile.subgroup_size or 1, rows_a_lane(sweep)
+    own, stream = ("query", "grad_out"), ("key", "value")
+    if by == "key_value":
+        own, stream = stream, own
+    texel = {operand: texel_dtype(sweep, operand) for operand in NAMES}
+    each = {operand: TEXEL // texel[operand].itemsize for operand in NAMES}
+    dims = {"query": sweep.head_dim, "key": sweep.head_dim, "value": sweep.value_dim, "grad_out": sweep.value_dim}
+    # The lanes beyond one for each streamed row read other shares of its texels.
+    shares = [math.gcd(subgroup // ITEMS, dims[operand] // each[operand]) for operand in stream]
+    bound = (
+        *(
+            Binding(operand, "texture", "rgba32float" if texel[operand] == float32 else "rgba32uint")
+            for operand in NAMES
+        ),
+        Binding("rows", "read", "u32"),
+        *((Binding("bias", "read", "u32"),) if sweep.bias is not None else ()),
+        *((Binding("mask", "read", "u32"),) if sweep.mask else ()),
+        sums_binding(),
+    )
+    made = shader(
+        name,
+        variant_name(f"{name}_{by}", sweep, False, f"r{rows}", f"sg{subgroup}"),
+        "lanes",
+        sweep,
+        bound,
+        (*ADDING, *texture_fields(NAMES)),
+        (
+            ("BY", by),
+            ("own_head_texel", short_name(texel[own[0]])),
+            ("own_value_texel", short_name(texel[own[1]])),
+            ("head_texel", short_name(texel[stream[0]])),
+            ("value_texel", short_name(texel[stream[1]])),
+            ("FOLD", FOLD),
+            ("ROWS", rows),
+            ("ITEMS", ITEMS),
+            ("SUBGROUP", subgroup),
+            ("HEAD_SHARES", shares[0]),
+            ("VALUE_SHARES", shares[1]),
+        ),
+        ("query", "key", "value", "grad_out", "out", "segments"),
+    )
+    return replace(made, features=frozenset({"subgroup"})).because(
+        (), f"CPU adapter with subgroups of {subgroup}: own rows stay in a lane's registers, the others come from textures"
+    )
+
+
+def _most(problem: GradientProblem, profile: DeviceProfile) -> int | None:
+    """How many streamed rows fit in the loop turns an invocation has; segments are skipped in a loop of their own."""
+    turns = profile.limits.loop_turns
+    return None if turns is None else max((turns - 1024) // (1 + problem.sweep.segments), 1) * ITEMS
