@@ -135,17 +135,19 @@ fn flash_rows(
 {% set c = d * quads.value + i %}
         {
             let four = {{ texels.four("value_%s" | format(d), value_texel, i) }};
+            // A turn is summed by itself first: over many keys that keeps the rounding of the long sum small.
+            let v_0 = subgroupShuffle(four, 0u);
 %% for r in range(ROWS)
-            var z_{{ r }} = sum_{{ r }}_{{ c }} * fade_{{ r }};
+            var z_{{ r }} = p_{{ r }}_0 * v_0;
 %% endfor
-%% for k in range(SUBGROUP)
+%% for k in range(1, SUBGROUP)
             let v_{{ k }} = subgroupShuffle(four, {{ k }}u);
 %% for r in range(ROWS)
             z_{{ r }} += p_{{ r }}_{{ k }} * v_{{ k }};
 %% endfor
 %% endfor
 %% for r in range(ROWS)
-            sum_{{ r }}_{{ c }} = z_{{ r }};
+            sum_{{ r }}_{{ c }} = sum_{{ r }}_{{ c }} * fade_{{ r }} + z_{{ r }};
 %% endfor
         }
 %% endfor
