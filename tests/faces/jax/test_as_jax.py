@@ -6,9 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import wgattn
 from tests.faces.jax.compare import OURS, THEIRS, agree, normal
 from tests.tolerance import check
+from wgattn import masks
 
 pytestmark = pytest.mark.device
 
@@ -29,9 +33,9 @@ def test_dtypes_groups_and_vmap(dtype: Any, K: int, vmapped: bool) -> None:
 
         return jax.jit(jax.grad(weighted, (0, 1, 2)))
 
-    given = operands(0, dtype, K)
-    agree(lambda attention: jax.jit(jax.vmap(attention) if vmapped else attention), *given)
-    agree(loss, *given, gradient=True)
+    arrays = operands(0, dtype, K)
+    agree(lambda attention: jax.jit(jax.vmap(attention) if vmapped else attention), *arrays)
+    agree(loss, *arrays, gradient=True)
 
 
 def lower(T: int) -> jax.Array:
@@ -122,3 +126,51 @@ def test_check_grads() -> None:
         atol=2e-2,
         rtol=2e-2,
     )
+
+
+def test_check_grads_of_what_jax_nn_does_not_have() -> None:
+    from jax.test_util import check_grads
+
+    q, k, v = (normal(i, 1, 6, 2, 8) for i in range(3))
+
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> jax.Array:
+        given = {"softcap": 3.0, "query_offset": jnp.int32(2), "rope": wgattn.nn.Rope()}
+        return OURS(q, k, v[..., :5], sinks=sinks, mask=masks.prefix(jnp.int32(3)) | masks.causal(), **given)
+
+    check_grads(call, (q, k, v, normal(4, 2)), order=1, modes=["rev"], atol=2e-2, rtol=2e-2)
+
+
+sizes = st.fixed_dictionaries(
+    {
+        "B": st.integers(1, 2),
+        "T": st.sampled_from([1, 3, 16, 33]),
+        "S": st.sampled_from([1, 5, 17, 40]),
+        "K": st.integers(1, 2),
+        "G": st.integers(1, 3),
+        "H": st.sampled_from([1, 8, 20, 64]),
+        "seed": st.integers(0, 2**20),
+    }
+)
+
+
+@settings(max_examples=12)
+@given(sizes, st.booleans(), st.booleans(), st.booleans(), st.sampled_from([None, "BNTS", "NS", "T", "BS"]))
+def test_gradients_over_a_grid(
+    size: dict[str, int], causal: bool, window: bool, lengths: bool, bias: str | None
+) -> None:
+    B, T, S, K, H, seed = (size[letter] for letter in ("B", "T", "S", "K", "H", "seed"))
+    N = K * size["G"]
+    operands = [normal(seed + i, *shape) for i, shape in enumerate([(B, T, N, H), (B, S, K, H), (B, S, K, H)])]
+    weight = normal(seed + 3, B, T, N, H)
+    options: dict[str, Any] = {"is_causal": causal, "local_window_size": (4, 6) if window else None}
+    if lengths:
+        options["key_value_seq_lengths"] = np.random.default_rng(seed).integers(1, S + 1, B).astype(np.int32)
+        options["query_seq_lengths"] = np.random.default_rng(seed + 1).integers(1, T + 1, B).astype(np.int32)
+    if bias is not None:
+        shape = [n if letter in bias else 1 for letter, n in zip("BNTS", (B, N, T, S), strict=True)]
+        operands.append(normal(seed + 4, *shape))
+
+    def gradient(attention: Any) -> Any:
+        return jax.grad(lambda *x: (attention(*x, **options) * weight).sum(), tuple(range(len(operands))))
+
+    agree(gradient, *operands, gradient=True)

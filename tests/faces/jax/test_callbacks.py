@@ -56,11 +56,11 @@ def test_calls_that_are_not_waited_for() -> None:
 
 @pytest.mark.device
 def test_a_failure_carries_the_type_and_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: object) -> None:
+    def full(*_: object) -> None:
         raise wgattn.OutOfDeviceMemoryError("3 bytes could not be had")
 
     x = normal(5, 1, 8, 2, 16)
-    monkeypatch.setattr(_runtime, "upload", full)
+    monkeypatch.setattr(_runtime.Executable, "run_on_host", full)
     with pytest.raises(Exception, match="OutOfDeviceMemoryError: 3 bytes could not be had"):
         jax.block_until_ready(jax.jit(lambda x: OURS(x, x, x))(x))
     assert isinstance(wgattn.jax.last_error(), wgattn.OutOfDeviceMemoryError)
