@@ -1,5 +1,7 @@
 """Calls above a device's limits, planned without a device: cut to what can be bound, or refused; nothing ever wraps."""
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 import wgattn
 from wgattn import UnsupportedError, nn
+from wgattn._kernels.attention.launches import MOST_WORK
 from wgattn._run import fused
 from wgattn._runtime.profile import DeviceProfile, Limits
 from wgattn._runtime.program import BufferSlot, CopyBuffer, Dispatch, Program, Range
@@ -86,6 +89,21 @@ CALLS = {
 def test_large_calls_stay_within_the_limits(trap: str, profile: DeviceProfile):
     attend, shapes, dtype, _ = CALLS[trap]
     check_limits(planned(attend, shapes, dtype, profile), profile)
+
+
+@pytest.mark.parametrize("profile", [LARGE, MINIMUM], ids=lambda given: given.name)
+def test_k8_a_long_call_is_several_dispatches(profile: DeviceProfile):
+    """https://github.com/ALaggyDev/CoordsFinder/issues/14 and https://github.com/playcanvas/splat-transform/issues/293:
+    T = S = 64 K in one dispatch holds a slow GPU until its driver gives it up"""
+    sizes = [(1, 65_536, 16, 64), (1, 65_536, 16, 64)]
+    most = MOST_WORK[profile.kind]
+    assert most is not None
+    found = [c for c in planned(plain, sizes, np.float16, profile).commands if isinstance(c, Dispatch)]
+    assert len(found) >= 2**32 * 16 * 128 / most
+    (tile_q,) = {re.findall(r"-q(\d+)k", one.shader.name)[0] for one in found}
+    assert sum(math.prod(one.workgroups) for one in found) * int(tile_q) == 16 * 65_536
+    short = planned(plain, [(4, 4096, 16, 64)] * 2, np.float16, LARGE).commands
+    assert len([c for c in short if isinstance(c, Dispatch)]) == 1
 
 
 def test_g5_a_row_that_cannot_be_bound_is_refused():

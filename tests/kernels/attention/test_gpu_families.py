@@ -11,7 +11,7 @@ from tests.kernels.attention.run_attention import run, weak
 from tests.kernels.attention.test_families import compare, inputs, options_of
 from wgattn import _runtime
 from wgattn._dtypes import float16
-from wgattn._kernels.attention import decode, flash_tiled
+from wgattn._kernels.attention import decode, flash_tiled, launches, plain
 from wgattn._kernels.rotation import Rope
 from wgattn._runtime.profile import DeviceProfile
 
@@ -68,6 +68,18 @@ def test_split_over_workgroups(family: ModuleType, T: int, option: str) -> None:
     B, S = 2, 1300
     options = options_of(B, T, S, 4)[option]
     compare(family, inputs(B=B, T=T, S=S, H=16), profile=gpu(), **options)
+
+
+@pytest.mark.parametrize(
+    ("family", "T"), [(flash_tiled, 70), (flash_tiled, 3), (decode, 1), (plain, 5)], ids=["many", "few", "one", "plain"]
+)
+@pytest.mark.parametrize("option", ["causal", "sinks_empty", "query_lengths"])
+def test_long_calls_are_cut(family: ModuleType, T: int, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would hold a device for long is several dispatches, of which each has its own rows and heads."""
+    arrays, options = inputs(B=3, T=T, S=90, N=6, K=2, H=16), options_of(3, T, 90, 6)[option]
+    for most in (200_000, 1):
+        monkeypatch.setitem(launches.MOST_WORK, "discrete", most)
+        compare(family, arrays, profile=gpu(), **options)
 
 
 @pytest.mark.parametrize(("N", "K"), [(3, 1), (8, 1), (9, 1), (24, 2), (40, 1)])

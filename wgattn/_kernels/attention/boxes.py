@@ -1,7 +1,7 @@
 """A call cut into boxes that a device can bind and finish: of batch, heads and rows; of keys, with a merge after.
 
-One box is the rule. More are made where an operand is larger than a binding may be, or where an invocation would loop
-further than it may.
+One box is the rule. More are made where an operand is larger than a binding may be, where an invocation would loop
+further than it may, or where one dispatch would hold the device for so long that its driver gives it up.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ from wgattn._runtime.profile import Limits
 
 Span = tuple[int, int]
 Fits = Callable[[str, Operand], bool]
+WORK = "work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +71,29 @@ def cut_to_limits(
     splits: int = 1,
     whole_groups: bool = False,
     fits: Fits | None = None,
+    most_work: int | None = None,
 ) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
     """Boxes of rows (each over all keys) and ranges of keys, by halving, so that every operand can be bound.
 
     `partial_row_bytes` are the bytes of partial sums a part of the keys, query row and head; they are written where
     there is more than one part, each range of keys being `splits` of them. `whole_groups` keeps the query heads of a
     key/value head in one box; `fits` says whether a part of an operand can be given to the kernel, if not by what can
-    be bound. Raises UnsupportedError where no box is small enough.
+    be bound; `most_work` is how many multiplications a box should have. Raises UnsupportedError where no box is small
+    enough to be bound.
     """
     all_of = whole(operands)
     group = operands["query"].shape[3] // operands["key"].shape[3]
     step = replace(all_of, s=(0, min(all_of.s[1], max_keys or all_of.s[1])))
     can = fits or (lambda name, part: binds(part, limits))
-    while (name := _too_large(operands, step, group, limits, partial_row_bytes, splits, all_of.s[1], can)) is not None:
+    while (
+        name := _too_large(operands, step, group, limits, partial_row_bytes, splits, all_of.s[1], can)
+        or _too_long(operands, step, most_work)
+    ) is not None:
         axis = _longest_axis(
             operands.get(name), _AXES.get(name, ("b0", "b1", "n", "t")), step, group, group if whole_groups else 1
         )
+        if axis is None and name == WORK:
+            break
         if axis is None:
             raise UnsupportedError(
                 f"one row of {name} spans more than the {limits.binding_bytes:,} bytes that this device binds at once; "
@@ -127,8 +135,14 @@ def _too_large(
     return "partial" if parts > 1 and parts * rows * partial_row_bytes > limits.binding_bytes else None
 
 
+def _too_long(operands: Mapping[str, Operand], box: Box, most_work: int | None) -> str | None:
+    dims = operands["query"].shape[4] + operands["value"].shape[4]
+    work = box.batch * box.size("n") * box.size("t") * box.size("s") * dims
+    return WORK if most_work is not None and work > most_work else None
+
+
 def _longest_axis(operand: Operand | None, letters: tuple[str, ...], box: Box, group: int, heads: int) -> str | None:
-    """The axis whose halving shortens an operand's span most; for partial sums, the longest but for the keys."""
+    """The axis whose halving shortens an operand's span most; for sums and work, the longest but for the keys."""
     reach = {}
     for axis, letter in enumerate(letters):
         cuts, least = ("n", max(heads, group)) if letter == "k" else (letter, heads if letter == "n" else 1)

@@ -22,6 +22,9 @@ from wgattn._kernels.kernel import (
 )
 from wgattn._runtime.profile import DeviceProfile
 
+# Multiplications that a dispatch of a fast family may have: some half a second on a weak device of its kind, as
+# drivers give up a device that seems to hang. A CPU adapter has no such driver.
+MOST_WORK = {"discrete": 1 << 40, "unknown": 1 << 36, "integrated": 1 << 36, "cpu": None}
 BUSY_WORKGROUPS = {"discrete": 1024, "unknown": 1024, "integrated": 256, "cpu": 1}  # enough to fill a device
 
 
@@ -42,15 +45,18 @@ def plan_buffers(
     max_keys: int | None = None,
     whole_groups: bool = False,
     textures: Textures | None = None,
+    slowness: int = 1,
 ) -> Plan:
     """The plan of a family that reads its operands from buffers, or some of them from textures.
 
     `variant_of(partial)` gives the shader; `workgroups_of(box)` the workgroups of one part of a box; `splits_of(box)`,
     asked for the whole call, how many parts each range of keys is worked on at once; `max_keys` how many keys one
-    invocation may pass; `whole_groups` keeps the query heads of a key/value head in one box.
+    invocation may pass; `whole_groups` keeps the query heads of a key/value head in one box; `slowness` is how many
+    times longer a multiplication takes than in a fast family.
     """
     limits = profile.limits
     splits = splits_of(whole(operands))
+    most_work = MOST_WORK[profile.kind]
     boxes, key_spans = cut_to_limits(
         operands,
         limits,
@@ -59,6 +65,7 @@ def plan_buffers(
         splits=splits,
         whole_groups=whole_groups,
         fits=None if textures is None else textures.fits,
+        most_work=None if most_work is None else most_work // slowness,
     )
     partial = splits > 1 or len(key_spans) > 1
     variant = variant_of(partial)

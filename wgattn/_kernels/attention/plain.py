@@ -12,6 +12,7 @@ from wgattn._runtime.profile import DeviceProfile
 
 name = "plain"
 WORKGROUP = 64
+SLOWNESS = 32
 
 
 def workgroup_bytes() -> int:
@@ -56,6 +57,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         workgroups,
         max_keys=_max_keys(problem, profile),
+        slowness=SLOWNESS,
     )
 
 
