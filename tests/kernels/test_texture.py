@@ -80,12 +80,13 @@ def copied(steps: tuple[Launch | CopyToTexture, ...]) -> bool:
 @pytest.mark.parametrize(
     ("shape", "axes", "dtype", "copies"),
     [
-        ((1, 3, 20, 4, 16), (0, 1, 2, 3, 4), float32, 3),  # heads side by side: a copy a batch entry
+        ((1, 3, 20, 4, 16), (0, 1, 2, 3, 4), float32, 1),  # heads side by side, batch entries behind each other
         ((1, 2, 3, 20, 64), (0, 1, 3, 2, 4), float32, 6),  # heads before tokens: a copy a head
-        ((2, 1, 5, 2, 64), (0, 1, 2, 3, 4), float16, 2),
-        ((1, 2, 9, 4, 32), (0, 1, 2, 3, 4), bfloat16, 2),
+        ((2, 1, 5, 2, 64), (0, 1, 2, 3, 4), float16, 1),
+        ((2, 20, 1, 4, 16), (1, 2, 0, 3, 4), float32, 20),  # batch entries between tokens: a copy each
+        ((1, 2, 9, 4, 32), (0, 1, 2, 3, 4), bfloat16, 1),
         ((1, 2, 1, 3, 16), (0, 1, 2, 3, 4), float32, 2),  # one token needs no pitch
-        ((1, 2, 20, 3, 16), (0, 1, 2, 3, 4), float32, 2),  # 192 bytes a token: four side by side
+        ((1, 2, 20, 3, 16), (0, 1, 2, 3, 4), float32, 1),  # 192 bytes a token: four side by side
         ((1, 2, 21, 3, 16), (0, 1, 2, 3, 4), float32, 4),  # and one that is left
         ((1, 2, 3, 21, 16), (0, 1, 3, 2, 4), float16, 12),  # eight of one head side by side
         ((1, 2, 3, 5, 16), (0, 1, 3, 2, 4), float16, 6),  # no row is full

@@ -39,6 +39,8 @@ FOLD = 13  # log2 of the tokens in a block of columns: every WebGPU device has t
 TEXEL = 16
 COPY_PITCH = 256  # the queue copies rows that lie a multiple of this apart
 WORKGROUP = 64
+FEW_COPIES = 64  # commands that cost little beside a call
+SHORT_COPY = 16 << 10  # bytes that a kernel gathers in about the time that the queue takes for one command
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,22 @@ def lay(source: Operand, dtype: np.dtype, dim: int, rotated: bool = False) -> Te
     apart = heads > 1 and source.strides[3] != dim
     run, pitch = dim * (1 if apart else heads), source.strides[2]
     copied = replace(gathered, copied=True, apart=apart)
-    if tokens == 1 or (pitch >= run and pitch * size % COPY_PITCH == 0):
-        return copied
-    if pitch == run:
-        return replace(copied, side=COPY_PITCH // math.gcd(COPY_PITCH, pitch * size))
-    return gathered
+    if tokens > 1 and not (pitch >= run and pitch * size % COPY_PITCH == 0):
+        if pitch != run:
+            return gathered
+        copied = replace(copied, side=COPY_PITCH // math.gcd(COPY_PITCH, pitch * size))
+    one, _, _ = _entries(source, copied)
+    copies = (1 if one else b0 * b1) * (heads if apart else 1)
+    return gathered if copies > FEW_COPIES and tokens * run * size < SHORT_COPY else copied
+
+
+def _entries(source: Operand, texels: Texels) -> tuple[bool, int, int]:
+    """Whether all batch entries lie one behind the other, so that they are one; how many there are; their tokens."""
+    b0, b1, tokens, _, _ = source.shape
+    s0, s1, pitch = source.strides[:3]
+    one = tokens > 1 and tokens % texels.side == 0  # a token alone may have any pitch
+    one = one and (b1 == 1 or s1 == tokens * pitch) and (b0 == 1 or s0 == b1 * tokens * pitch)
+    return (True, 1, b0 * b1 * tokens) if one else (False, b0 * b1, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +173,19 @@ def fill(
 
 def _copies(source: Operand, name: str, texels: Texels, texture: str) -> Iterator[CopyToTexture]:
     """A copy a batch entry, a head where they lie apart, a block of columns; and the tokens that fill no row."""
-    B0, B1, tokens, heads, _ = source.shape
+    _, B1, _, heads, _ = source.shape
     size, side = source.itemsize, texels.side
+    _, entries, tokens = _entries(source, texels)
+    rows = -(-tokens // side)
     whole, left = divmod(tokens, side)
     width = side * texels.token_step
     pitch = source.strides[2] * side * size if tokens > 1 else -(-width * TEXEL // COPY_PITCH) * COPY_PITCH
-    for b0, b1, head in product(range(B0), range(B1), range(heads if texels.apart else 1)):
+    for entry, head in product(range(entries), range(heads if texels.apart else 1)):
+        b0, b1 = divmod(entry, B1)
         start = (source.offset + b0 * source.strides[0] + b1 * source.strides[1] + head * source.strides[3]) * size
-        row = (b0 * B1 + b1) * texels.entry_rows
+        row = entry * rows
         done = 0
-        while done < texels.entry_rows:
+        while done < rows:
             block, y = divmod(row + done, 1 << FOLD)
             height = min(whole - done, (1 << FOLD) - y)
             across = width
