@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.attention.run_attention import reference, weak
-from tests.kernels.attention.test_families import compare, inputs, options_of
+from tests.kernels.attention.test_families import compare, inputs, options_of, refused_here
 from tests.kernels.run_plan import run_plan
 from tests.kernels.test_texture import operand
 from tests.tolerance import check
@@ -43,6 +43,8 @@ def problem(T: int = 64, S: int = 64, H: int = 64, Hv: int = 64, N: int = 4, K: 
 @pytest.mark.device
 def test_layouts(family: ModuleType, dtype: np.dtype, where: str, poisoned: None) -> None:
     """BNTH, one projection cut along its heads, rows at odd places: copied or gathered, the values are the same."""
+    if refused_here(family):
+        return
     T, S, N, K, H = queries(family, 21), 21, 4, 2, 128
     arrays = inputs(B=2, T=T, S=S, N=N, K=K, H=H, dtype=dtype)
     bases, views = [], []
@@ -168,6 +170,8 @@ def test_splits_of_a_long_cache(family: ModuleType, poisoned: None) -> None:
 @pytest.mark.parametrize("width", [128, 512])
 def test_other_subgroups(width: int) -> None:
     """Subgroups of 4 and 16 lanes, which the driver makes when it is told so before it starts."""
+    if refused_here(flash_rows):
+        return
     program = (
         "from tests.kernels.attention.test_cpu_families import *\n"
         "from wgattn import _runtime\n"
