@@ -236,6 +236,16 @@ def test_an_adapter_by_name():
     run_alone("expect(errors.AdapterNotFoundError, rt.device, \"'no such GPU'\")", WGATTN_ADAPTER="no such GPU")
 
 
+def test_the_adapter_is_chosen_before_the_first_use():
+    run_alone("""
+        import wgattn
+        expect(errors.AdapterNotFoundError, lambda: wgattn.default_device("no such GPU"), "no such GPU")
+        wgattn.default_device(wgattn.devices()[0].name)
+        assert (np.asarray(wgattn.asarray(ONES) + 1) == 2).all()
+        expect(errors.WgattnError, lambda: wgattn.default_device(0), "before the first use of a device")
+    """)
+
+
 def test_a_device_that_loses_barriers_is_refused():
     run_alone("""
         import wgattn._runtime.selftest as selftest

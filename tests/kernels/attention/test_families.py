@@ -11,6 +11,7 @@ from tests.kernels.attention.run_attention import reference, run, weak
 from tests.tolerance import check, check_residual
 from wgattn import _runtime
 from wgattn._dtypes import bfloat16, float16, float32
+from wgattn._kernels.attention import flash_rows, flash_tiled
 from wgattn._kernels.attention.choose import FAMILIES
 from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.rotation import Rope
@@ -134,6 +135,32 @@ def test_split_by_binding_limit(family: ModuleType, option: str) -> None:
     B, S = 2, 300
     profile = weak(_runtime.current_profile(), binding_bytes=48 * 1024)
     compare(family, inputs(B=B, T=T, S=S, H=64), profile=profile, **options_of(B, T, S, 4)[option])
+
+
+@pytest.mark.parametrize(
+    ("family", "option"),
+    [*((family, "window") for family in FAMILIES[:-1]), (flash_tiled, "segments"), (flash_rows, "segments")],
+    ids=lambda given: given if isinstance(given, str) else given.name,
+)
+def test_tiles_outside_the_kept_keys_are_not_loaded(family: ModuleType, option: str) -> None:
+    """Loaded, a NaN of V would reach the sums: 0 · NaN. Decoding compares segments key by key, and plain reads no value
+    of weight 0.
+    """
+    if refused_here(family):
+        return
+    T, S = (16 if serves(family, 16) else 1), 1000
+    query, key, value = inputs(T=T, S=S, H=16)
+    key[:, :250] = value[:, :250] = np.nan
+    options: dict[str, Any] = {
+        "query_segments": np.full((1, T), 2, np.int32),
+        "key_segments": np.repeat(np.arange(4, dtype=np.int32), 250)[None],
+    }
+    if option == "window":
+        key[:, 900:] = value[:, 900:] = np.nan
+        options = {"window": (250, 0), "query_offset": np.array([880], np.int32)}
+    out, residual = run(family, query, key, value, **options)
+    assert np.isfinite(out).all()
+    assert np.isfinite(residual).all()
 
 
 @FAMILY
