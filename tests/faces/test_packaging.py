@@ -22,7 +22,7 @@ print(json.dumps([wgattn.__file__, str(wgsl_root())]))
 ATTEND = """
 import numpy as np, wgattn
 x = np.random.default_rng(0).standard_normal((1, 9, 2, 8), np.float32)
-assert wgattn.validate(x, x, x, is_causal=True)
+assert wgattn.validate(x, x, x, is_causal=True).ok
 """
 
 
