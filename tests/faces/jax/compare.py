@@ -19,11 +19,17 @@ def normal(seed: int, *shape: int, dtype: Any = np.float32) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32)).astype(dtype)
 
 
-def agree(function: Callable[..., Callable[..., Any]], *given: Any, gradient: bool = False) -> None:
-    """Fail unless function(attention)(*given) is the same by wgattn as by jax.nn in float64, tree by tree."""
+def agree(
+    function: Callable[..., Callable[..., Any]], *given: Any, gradient: bool = False, exact: bool = False
+) -> None:
+    """Fail unless function(attention)(*given) is the same by wgattn as by jax.nn, tree by tree.
+
+    jax.nn gets float32 arrays, with `exact` float64 ones: then all of its operands are among `given`.
+    """
     found = jax.tree.leaves(function(OURS)(*given))
-    with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: x.astype(np.float64) if jnp.issubdtype(x.dtype, np.floating) else x, given)
+    dtype = np.float64 if exact else np.float32
+    with jax.enable_x64(exact):
+        wide = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, np.floating) else x, given)
         right = [np.asarray(x) for x in jax.tree.leaves(function(THEIRS)(*wide))]
     assert len(found) == len(right) > 0
     for mine, other in zip(found, right, strict=True):
