@@ -1,5 +1,6 @@
 """Every shader of a grid of backward plans, without a device: composed, named apart, in least limits. The choice."""
 
+from dataclasses import replace
 from itertools import product
 from types import ModuleType
 
@@ -11,6 +12,7 @@ from tests.kernels.attention.backward.test_gradients import FAMILIES, drawn
 from tests.kernels.attention.test_families import options_of
 from wgattn._dtypes import bfloat16, float16, float32
 from wgattn._errors import UnsupportedError
+from wgattn._kernels.attention.backward import lanes
 from wgattn._kernels.attention.backward.choose import choose_backward
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.compose import compose
@@ -19,6 +21,7 @@ from wgattn._kernels.rotation import Rope
 from wgattn._runtime.profile import DeviceProfile, Limits
 
 LEAST = DeviceProfile()
+CPU = DeviceProfile(kind="cpu", subgroups=True, subgroup_size=8)
 EVERY = ("bias", "mask", "key_lengths", "query_lengths", "offset", "softcap", "sinks", "scale", "rope")
 
 
@@ -30,7 +33,8 @@ def variants(family: ModuleType) -> list[Variant]:
         calls.append((drawn(H=H, dtype=dtype), {"bias": np.zeros((1, 4, 19, 37), dtype), "is_causal": True}))
         calls.append((drawn(H=H, Hv=8, dtype=dtype), {"rope": Rope(rotary_dim=6), "softcap": 2.0}))
         calls.append((drawn(H=H, Hv=7, dtype=dtype), {"bias": np.zeros((1, 1, 19, 37), np.float32)}))
-    plans = [plan_of(family, *arrays, profile=LEAST, **each).plan for arrays, each in calls]
+    profile = CPU if family is lanes else LEAST
+    plans = [plan_of(family, *arrays, profile=profile, **each).plan for arrays, each in calls]
     return [step.variant for plan in plans for step in plan.steps if isinstance(step, Launch)]
 
 
@@ -50,10 +54,14 @@ def problem_of(**sizes: int) -> GradientProblem:
 
 
 def test_the_choice() -> None:
-    """Tiles where workgroup memory is fast and large enough; plain takes the rest, and says why."""
-    assert choose_backward(problem_of(), DeviceProfile(kind="discrete")).family == "backward_tiled"
-    on_cpu = choose_backward(problem_of(), DeviceProfile(kind="cpu"))
-    assert (on_cpu.family, on_cpu.passed[0][0]) == ("backward_plain", "backward_tiled")
+    """Lanes on CPU adapters, tiles where workgroup memory is fast and large enough; plain takes the rest."""
+    on_gpu = choose_backward(problem_of(), DeviceProfile(kind="discrete"))
+    assert (on_gpu.family, [name for name, _ in on_gpu.passed]) == ("backward_tiled", ["backward_lanes"])
+    assert choose_backward(problem_of(), CPU).family == "backward_lanes"
+    for bare in (replace(CPU, subgroup_size=None), replace(CPU, limits=Limits(storage_textures=3))):
+        without = choose_backward(problem_of(), bare)
+        passed = [name for name, _ in without.passed]
+        assert (without.family, passed) == ("backward_plain", ["backward_lanes", "backward_tiled"])
     assert choose_backward(problem_of(H=300, S=5, T=5), DeviceProfile()).family == "backward_plain"
     assert (
         choose_backward(problem_of(H=256), DeviceProfile(limits=Limits(workgroup_bytes=4096))).family
@@ -65,6 +73,10 @@ def test_the_choice() -> None:
 def test_a_family_that_cannot_serve() -> None:
     with pytest.raises(UnsupportedError, match="head dims above 256"):
         choose_backward(problem_of(H=300, S=5, T=5), LEAST, "backward_tiled")
+    with pytest.raises(UnsupportedError, match="head dims up to 256"):
+        choose_backward(problem_of(H=300, S=5, T=5), CPU, "backward_lanes")
+    with pytest.raises(UnsupportedError, match="for CPU adapters"):
+        choose_backward(problem_of(), LEAST, "backward_lanes")
     with pytest.raises(UnsupportedError, match="backward_plain"):
         choose_backward(problem_of(), LEAST, "flash_tiled")
 

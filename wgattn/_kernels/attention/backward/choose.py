@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention.backward import plain, tiled
+from wgattn._kernels.attention.backward import lanes, plain, tiled
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.kernel import Operand, Plan, Variant
 from wgattn._runtime.profile import DeviceProfile
 
 # Fastest first. Each is a module with name, supports, suits, variant and plan; plain takes what nothing else takes.
-FAMILIES: tuple[ModuleType, ...] = (tiled, plain)
+FAMILIES: tuple[ModuleType, ...] = (lanes, tiled, plain)
 
 
 def choose_backward(problem: GradientProblem, profile: DeviceProfile, implementation: str | None = None) -> Variant:

@@ -20,8 +20,7 @@ from wgattn._runtime.profile import DeviceProfile
 
 name = "backward_lanes"
 MAX_DIM = 256
-ITEMS = 4  # streamed rows a turn: more make the shader longer, and share no more of what a turn costs
-UNROLLED = 2048  # products of a turn that are worth unrolling: beyond, the first call compiles too long
+UNROLLED = 512  # how many products of own and streamed elements a turn writes out: more take too long to compile
 
 
 def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
@@ -43,10 +42,16 @@ def suits(problem: GradientProblem, profile: DeviceProfile) -> Support:
     return SUPPORTED
 
 
-def rows_a_lane(sweep: AttentionProblem) -> int:
-    """More rows a lane share a streamed row's read and shuffles; each adds to the time that the first call compiles."""
-    width = 2 * (sweep.head_dim + sweep.value_dim)
-    return max(1, min(4, 1 << (UNROLLED * 2 // (width * ITEMS)).bit_length() - 1))
+def turn_of(sweep: AttentionProblem) -> tuple[int, int]:
+    """Own rows a lane, and streamed rows a turn.
+
+    Own rows share a streamed row's read and shuffles. Streamed rows share the reads and writes of the sums; as few as
+    two do, because the lanes that are left over share the reading of each.
+    """
+    width = sweep.head_dim + sweep.value_dim
+    items = 2 if 2 * width <= UNROLLED else 1
+    rows = max(1, min(4, UNROLLED // (items * width)))
+    return 1 << rows.bit_length() - 1, items
 
 
 def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
@@ -55,7 +60,8 @@ def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
 
 
 def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
-    block = rows_a_lane(problem.sweep) * (profile.subgroup_size or 1)
+    rows, _ = turn_of(problem.sweep)
+    block = rows * (profile.subgroup_size or 1)
     group = problem.sweep.group
 
     def query_workgroups(box: Box) -> int:
@@ -79,7 +85,8 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
 def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant:
     # However rows lie in their buffers, textures hold them alike.
     sweep = replace(problem.sweep, vectors=("query", "key", "value", "out"), exact_dims=True)
-    subgroup, rows = profile.subgroup_size or 1, rows_a_lane(sweep)
+    subgroup = profile.subgroup_size or 1
+    rows, items = turn_of(sweep)
     own, stream = ("query", "grad_out"), ("key", "value")
     if by == "key_value":
         own, stream = stream, own
@@ -87,7 +94,7 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
     each = {operand: TEXEL // texel[operand].itemsize for operand in NAMES}
     dims = {"query": sweep.head_dim, "key": sweep.head_dim, "value": sweep.value_dim, "grad_out": sweep.value_dim}
     # The lanes beyond one for each streamed row read other shares of its texels.
-    shares = [math.gcd(subgroup // ITEMS, dims[operand] // each[operand]) for operand in stream]
+    shares = [math.gcd(subgroup // items, dims[operand] // each[operand]) for operand in stream]
     bound = (
         *(
             Binding(operand, "texture", "rgba32float" if texel[operand] == float32 else "rgba32uint")
@@ -113,7 +120,7 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
             ("value_texel", short_name(texel[stream[1]])),
             ("FOLD", FOLD),
             ("ROWS", rows),
-            ("ITEMS", ITEMS),
+            ("ITEMS", items),
             ("SUBGROUP", subgroup),
             ("HEAD_SHARES", shares[0]),
             ("VALUE_SHARES", shares[1]),
@@ -121,11 +128,13 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
         ("query", "key", "value", "grad_out", "out", "segments"),
     )
     return replace(made, features=frozenset({"subgroup"})).because(
-        (), f"CPU adapter with subgroups of {subgroup}: own rows stay in a lane's registers, the others come from textures"
+        (),
+        f"CPU adapter with subgroups of {subgroup}: own rows stay in a lane's registers, the others come from textures",
     )
 
 
 def _most(problem: GradientProblem, profile: DeviceProfile) -> int | None:
     """How many streamed rows fit in the loop turns an invocation has; segments are skipped in a loop of their own."""
     turns = profile.limits.loop_turns
-    return None if turns is None else max((turns - 1024) // (1 + problem.sweep.segments), 1) * ITEMS
+    _, items = turn_of(problem.sweep)
+    return None if turns is None else max((turns - 1024) // (1 + problem.sweep.segments), 1) * items
