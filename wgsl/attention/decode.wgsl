@@ -114,8 +114,7 @@ fn decode(
 %% for i in range(KEYS)
         let s_{{ i }} = tile + {{ i }}u * WORKGROUP + thread;
 %% if problem.segments
-        let segment_{{ i }} = row_key_segments(b, min(s_{{ i }}, keys.y - 1u));
-        let read_{{ i }} = s_{{ i }} < keys.y && row_query_segments(b, parameters.t_first) == segment_{{ i }};
+        let read_{{ i }} = s_{{ i }} < keys.y && same_segment(b, 0u, min(s_{{ i }}, keys.y - 1u));
 %% else
         let read_{{ i }} = s_{{ i }} < keys.y;
 %% endif

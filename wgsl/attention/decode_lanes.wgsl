@@ -45,9 +45,6 @@ fn decode_lanes(
     let keys = block_keys(b, 0u, 0u, first_key, end_key);
     let kept = kept_keys(b, 0u);
     let scale = query_scale(b);
-%% if problem.segments
-    let segment = row_query_segments(b, parameters.t_first);
-%% endif
 
     // Lanes past the row's end read its last texel again, and their products and sums are left out.
 %% for d in range(key_reads)
@@ -78,6 +75,12 @@ fn decode_lanes(
 %% endfor
 
     for (var s = keys.x; s < keys.y; s++) {
+%% if problem.segments
+        // Keys of other segments are passed by; the last key is worked on in any case.
+        for (; s + 1u < keys.y && !same_segment(b, 0u, s); s++) {
+        }
+        let same = same_segment(b, 0u, s);
+%% endif
         let key_at = key_place(b, s - parameters.key_first, k);
         let value_at = value_place(b, s - parameters.key_first, k);
 %% for d in range(key_reads)
@@ -96,9 +99,6 @@ fn decode_lanes(
         let v_{{ d }}_{{ i }} = {{ texels.four("value_%s" | format(d), value_texel, i) }};
 %% endfor
 %% endfor
-%% if problem.segments
-        let same = segment == row_key_segments(b, s);
-%% endif
 %% for g in range(HEADS)
         var s_{{ g }} = dot(q_{{ g }}_0_0, k_0_0);
 %% for d in range(key_reads)

@@ -229,6 +229,12 @@ fn add_dot(sum: f32, a: vec4f, b: vec4f) -> f32 {
     return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum))));
 }
 
+%% if problem.segments
+fn same_segment(b: u32, t: u32, s: u32) -> bool {
+    return row_query_segments(b, parameters.t_first + t) == row_key_segments(b, s);
+}
+
+%% endif
 // What a query row is multiplied by as it is read.
 fn query_scale(b: u32) -> f32 {
 %% if problem.run_time_scale
@@ -281,7 +287,7 @@ fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept) -> f32 {
     keep = keep && ((mask[mask_at / 4u] >> (8u * (mask_at % 4u))) & 0xffu) != 0u;
 %% endif
 %% if problem.segments and "segments" not in UNBUFFERED
-    keep = keep && row_query_segments(b, parameters.t_first + t) == row_key_segments(b, s);
+    keep = keep && same_segment(b, t, s);
 %% endif
     return select(MASKED, x, keep);
 }

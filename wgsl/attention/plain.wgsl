@@ -78,7 +78,12 @@ fn plain(
     for (var tile = keys.x; tile < keys.y; tile += WORKGROUP) {
         let s = tile + thread;
         var x = MASKED;
-        if (s < keys.y) {
+%% if problem.segments
+        let read = s < keys.y && same_segment(b, t, min(s, keys.y - 1u));
+%% else
+        let read = s < keys.y;
+%% endif
+        if (read) {
             let scaled = product(q_row, key_row(b, s - parameters.key_first, k), b, t, s) * query_scale(b);
             x = logit(scaled, b, n, t, s, kept);
         }

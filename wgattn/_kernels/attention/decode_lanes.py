@@ -77,6 +77,6 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         workgroups,
         splits,
-        max_keys=max_keys(profile, 1, loops=2),
+        max_keys=max_keys(profile, 1, loops=2 + problem.segments),
         textures=Textures(NAMES, problem, call, operands, profile.limits),
     )
