@@ -62,6 +62,7 @@ def test_a_wrong_result_is_reported_and_raises_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(report, "attention", shifted)
     found = wgattn.validate(*qkv())
     assert not found.ok
+    assert not found
     assert found.measures[0].worst == (0, 1, 0, 2)
     assert "WRONG" in str(found)
 

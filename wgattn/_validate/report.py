@@ -22,7 +22,9 @@ _BLOCK = 1 << 24  # logits that jax.nn holds at once
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `validate` found, printed as a table. `ok`: wgattn's results are within the contract's tolerances."""
+    """What `validate` found, printed as a table. `ok`: wgattn's results are within the contract's tolerances; a report
+    is true in a condition where it is ok.
+    """
 
     call: str
     variant: str
@@ -33,6 +35,9 @@ class Report:
     @property
     def ok(self) -> bool:
         return all(one.ok for one in self.measures)
+
+    def __bool__(self) -> bool:
+        return self.ok
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -1,13 +1,24 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% import "shared/texels.wgsl" as texels %}
-{% set quads = namespace(query=1 if query_texel == "f32" else 2, key=1 if key_texel == "f32" else 2, value=1 if value_texel == "f32" else 2) %}
-{% set query_texels, key_texels, value_texels = HEAD_DIM // 4 // quads.query, HEAD_DIM // 4 // quads.key, VALUE_DIM // 4 // quads.value %}
+{% set quads = namespace(query=2, key=2, value=2) %}
+%% if query_texel == "f32"
+{% set quads.query = 1 %}
+%% endif
+%% if key_texel == "f32"
+{% set quads.key = 1 %}
+%% endif
+%% if value_texel == "f32"
+{% set quads.value = 1 %}
+%% endif
+{% set query_texels, key_texels = HEAD_DIM // 4 // quads.query, HEAD_DIM // 4 // quads.key %}
+{% set value_texels = VALUE_DIM // 4 // quads.value %}
 {% set value_chunks = VALUE_DIM // 4 %}
 
-// Flash, rows in lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP query rows of one key/value head, the heads of its group side by side, and
-// a lane ROWS of them. A turn takes SUBGROUP keys: a lane reads one key from a texture, and a shuffle from each constant lane hands it to all rows.
-// Everything but the loop over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
+// Flash, rows in lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP query rows of one key/value head, the heads of
+// its group side by side, and a lane ROWS of them. A turn takes SUBGROUP keys: a lane reads one key from a texture, and
+// a shuffle from each constant lane hands it to all rows. Everything but the loop over keys is unrolled over named
+// values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
 
 {{ texels.place("query") }}
 {{ texels.place("key") }}
@@ -111,11 +122,12 @@ fn flash_rows(
 %% endfor
 %% for r in range(ROWS)
 %% for k in range(SUBGROUP)
+        let logit_{{ r }}_{{ k }} = logit(s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, kept_{{ r }});
 %% if problem.segments
         let same_{{ r }}_{{ k }} = segment_{{ r }} == subgroupShuffle(key_segment, {{ k }}u);
-        let x_{{ r }}_{{ k }} = select(MASKED, logit(s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, kept_{{ r }}), same_{{ r }}_{{ k }});
+        let x_{{ r }}_{{ k }} = select(MASKED, logit_{{ r }}_{{ k }}, same_{{ r }}_{{ k }});
 %% else
-        let x_{{ r }}_{{ k }} = logit(s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, kept_{{ r }});
+        let x_{{ r }}_{{ k }} = logit_{{ r }}_{{ k }};
 %% endif
 %% endfor
         var high_{{ r }} = top_{{ r }};
@@ -127,7 +139,11 @@ fn flash_rows(
 %% for k in range(SUBGROUP)
         let p_{{ r }}_{{ k }} = decay(x_{{ r }}_{{ k }}, high_{{ r }});
 %% endfor
-        total_{{ r }} = total_{{ r }} * fade_{{ r }} + ({% for k in range(0, SUBGROUP, 2) %}(p_{{ r }}_{{ k }} + p_{{ r }}_{{ k + 1 }}){{ " + " if not loop.last }}{% endfor %});
+        var added_{{ r }} = p_{{ r }}_0 + p_{{ r }}_1;
+%% for k in range(2, SUBGROUP, 2)
+        added_{{ r }} += p_{{ r }}_{{ k }} + p_{{ r }}_{{ k + 1 }};
+%% endfor
+        total_{{ r }} = total_{{ r }} * fade_{{ r }} + added_{{ r }};
 %% endfor
 %% for d in range(value_texels)
         let value_{{ d }} = textureLoad(value, vec2u(value_at.x + {{ d }}u, value_at.y));
@@ -169,7 +185,8 @@ fn flash_rows(
 %% endif
 %% endfor
 %% if problem.empty_rows
-    // Rows that keep no key are the mean of V: lanes sum a key each. The loop makes no turn where no row needs it; a branch would run masked.
+    // Rows that keep no key are the mean of V: lanes sum a key each. The loop makes no turn where no row needs it; a
+    // branch would run masked.
     let needed = subgroupAny({% for r in range(ROWS) %}empty_{{ r }}{{ " || " if not loop.last }}{% endfor %});
     let end_mean = select(first_key, end_key, needed);
 %% for c in range(value_chunks)
@@ -197,13 +214,21 @@ fn flash_rows(
 %% if PARTIAL
         let at_{{ r }} = partial_row(part, b, t_{{ r }}, n_{{ r }});
 %% for c in range(value_chunks)
-        partial[at_{{ r }} + {{ c }}u] = {{ "select(sum_%s_%s, mean_%s, empty_%s)" | format(r, c, c, r) if problem.empty_rows else "sum_%s_%s" | format(r, c) }};
+%% if problem.empty_rows
+        partial[at_{{ r }} + {{ c }}u] = select(sum_{{ r }}_{{ c }}, mean_{{ c }}, empty_{{ r }});
+%% else
+        partial[at_{{ r }} + {{ c }}u] = sum_{{ r }}_{{ c }};
+%% endif
 %% endfor
 %% else
         let at_{{ r }} = out_row(b, t_{{ r }}, n_{{ r }});
 %% for c in range(value_chunks)
         let o_{{ r }}_{{ c }} = select(sum_{{ r }}_{{ c }} * end_{{ r }}.factor, vec4f(), end_{{ r }}.zero);
-        store_out(at_{{ r }}, {{ c }}u, {{ "select(o_%s_%s, mean_%s / f32(parameters.S), empty_%s)" | format(r, c, c, r) if problem.empty_rows else "o_%s_%s" | format(r, c) }});
+%% if problem.empty_rows
+        store_out(at_{{ r }}, {{ c }}u, select(o_{{ r }}_{{ c }}, mean_{{ c }} / f32(parameters.S), empty_{{ r }}));
+%% else
+        store_out(at_{{ r }}, {{ c }}u, o_{{ r }}_{{ c }});
+%% endif
 %% endfor
 %% endif
         finish_row(part, b, t_{{ r }}, n_{{ r }}, top_{{ r }}, total_{{ r }});
