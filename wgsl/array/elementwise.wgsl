@@ -2,7 +2,7 @@
 {% import "array/elements.wgsl" as elements %}
 {% set comparisons = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal") %}
 {% set ordered = compute == "f32" and (function in ("maximum", "minimum") or function in comparisons) %}
-{% set operators = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "equal": "==", "not_equal": "!=",
+{% set operators = {"add": "+", "subtract": "-", "multiply": "*", "equal": "==", "not_equal": "!=",
     "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">="} %}
 {% set letters = ["a", "b", "c"] %}
 
@@ -49,6 +49,14 @@ fn exponential(value: f32) -> f32 {
 }
 %% endif
 
+%% if function == "divide"
+// A device may multiply by 1 / b, which is below the least normal number, and so perhaps 0, for the largest b.
+fn quotient(a: f32, b: f32) -> f32 {
+    let scale = select(1.0, 2.3283064365386963e-10, abs(b) > 4.2535296e37);
+    return (a * scale) / (b * scale);
+}
+%% endif
+
 {% if function == "where" %}
 fn apply(condition: bool, a: {{ compute }}, b: {{ compute }}) -> {{ produced }} {
     return select(b, a, condition);
@@ -72,6 +80,8 @@ fn apply({% for _ in inputs %}{{ letters[loop.index0] }}: {{ compute }}{{ ", " i
 %% endif
 %% elif function == "exp"
     return exponential(a);
+%% elif function == "divide"
+    return quotient(a, b);
 %% elif function == "negative"
 %% if compute == "f32"
     return bitcast<f32>(bitcast<u32>(a) ^ 0x80000000u);
