@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import wgattn as wa
-from wgattn import _run
+from wgattn import _run, _runtime
 from wgattn._record import LONGEST_CHAIN, Stored
 
 pytestmark = pytest.mark.device
@@ -236,3 +236,16 @@ def test_validation_passes_and_fails_by_the_reference(monkeypatch: pytest.Monkey
     monkeypatch.setattr(_run, "_hooks", [wrong])
     with pytest.raises(wa.ValidationError):
         attend(q)
+
+
+def test_a_value_is_one_submit(monkeypatch: pytest.MonkeyPatch):
+    """Two calls and what is around them, recorded apart and asked for at the end."""
+    x = wa.device_put(np.random.default_rng(0).standard_normal((2, 9, 2, 16), np.float32))
+    first = wa.nn.dot_product_attention(x, x, x, is_causal=True)
+    second = wa.nn.dot_product_attention(wa.nn.rope(first), x, x)
+    wanted = (second * 2 + first).sum(axis=0)
+    made, submits = _runtime.device(), []
+    submit = made.submit
+    monkeypatch.setattr(made, "submit", lambda encoder: submits.append(1) or submit(encoder))
+    wanted.block_until_ready()
+    assert len(submits) == 1
