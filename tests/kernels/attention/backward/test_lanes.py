@@ -35,6 +35,13 @@ def test_what_a_turn_holds(H: int, Hv: int, turn: tuple[int, int]) -> None:
     assert sweep_of(H, Hv) == turn
 
 
+def test_a_gpu_is_refused() -> None:
+    problem = plan_of(lanes, *drawn(T=2, S=2, H=64), profile=CPU).problem
+    refusal = lanes.supports(problem, replace(CPU, kind="discrete"))
+    assert not refusal
+    assert "CPU adapters" in refusal.reason
+
+
 def test_textures_are_filled_once() -> None:
     """Both sweeps read the same four, which the queue copies where rows need no padding."""
     plan = plan_of(lanes, *drawn(H=64), profile=CPU).plan
