@@ -56,6 +56,16 @@ def test_nothing_happens_before_first_use():
     """)
 
 
+def test_drivers_print_nothing_where_there_is_no_desktop():
+    environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
+    body = START + "print(len(rt.list_adapters()))"
+    done = subprocess.run(
+        [sys.executable, "-c", body], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout) > 0
+    assert "XDG_RUNTIME_DIR" not in done.stderr
+
+
 def test_eight_threads_make_one_device():
     run_alone("""
         found = []

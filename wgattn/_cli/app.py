@@ -1,8 +1,6 @@
 """The commands and their options. What each does is in a file of its own, loaded when it is asked for."""
 
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -167,7 +165,6 @@ def bridge(
 
 def run() -> None:
     """Run the command line; an error is one message on stderr and exit code 1."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # graphics drivers grumble where it is missing
     try:
         app(prog_name="wgattn")
     except (_errors.WgattnError, ValueError, TypeError, OSError, MemoryError) as error:

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -197,6 +198,8 @@ def provider() -> Provider:
             name = os.environ.get("WGATTN_PROVIDER", "wgpu") or "wgpu"
             if name not in ("wgpu", "dawn"):
                 raise UnsupportedError(f"WGATTN_PROVIDER is {name!r}: it is wgpu (the default) or dawn")
+            if sys.platform == "linux":  # drivers look for it, and print an error each where it is missing
+                os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
             _provider = Provider(name)  # type: ignore[arg-type]
         return _provider
 
