@@ -13,11 +13,12 @@ from . import _run
 from ._dtypes import FLOATS, bool_, canonical, float32, promote, uint32
 from ._errors import AdapterNotFoundError
 from ._graph.graph import Aval
-from ._graph.indexing import basic
+from ._graph.indexing import axis_of, basic, sizes_of
 from ._graph.operations import BroadcastTo, Cast, Elementwise, Function, Reshape, Transpose
 from ._graph.rules import COMPARISONS, describe
 from ._host import Scalar, checked, host_value, is_scalar, scalar_dtype
 from ._record import LONGEST_CHAIN, Argument, Dead, Step, Stored, constant, current_trace, leaf, record
+from ._ufunc import array_ufunc, refuse_dtype_and_out
 
 _MISSING = "wgattn computes attention, and little around it: take np.asarray(x), or compute this part with jax.numpy"
 
@@ -36,7 +37,7 @@ class Array:
     """
 
     __slots__ = ("__weakref__", "_result", "_step")
-    __array_ufunc__ = None  # NumPy's operators leave the work to ours
+    __array_ufunc__ = array_ufunc
     __hash__ = None  # type: ignore[assignment]  # == gives an Array
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -145,6 +146,9 @@ class Array:
     def __int__(self) -> int:
         return int(self._item("int()"))
 
+    def __format__(self, spec: str) -> str:
+        return format(self._item(f"the format {spec!r}"), spec) if spec else repr(self)
+
     def __index__(self) -> int:
         if self.shape or self.dtype.kind not in "iu":
             raise TypeError(f"only an integer Array without axes is an index; got {describe(self._aval)}")
@@ -173,7 +177,7 @@ class Array:
 
     def reshape(self, *shape: Any) -> "Array":
         """The elements in row-major order as another shape; one size may be -1."""
-        sizes = _sizes(shape)
+        sizes = sizes_of(shape)
         if sizes.count(-1) == 1:
             rest = reduce(operator.mul, (n for n in sizes if n != -1), 1)
             if rest == 0 or self.size % rest:
@@ -185,7 +189,7 @@ class Array:
 
     def transpose(self, *axes: Any) -> "Array":
         """The axes in another order, reversed unless given."""
-        order = _sizes(axes) if axes and axes != (None,) else tuple(reversed(range(self.ndim)))
+        order = sizes_of(axes) if axes and axes != (None,) else tuple(reversed(range(self.ndim)))
         order = tuple(axis_of(a, self.ndim) for a in order)
         return self if order == tuple(range(self.ndim)) else apply(Transpose(order), self)
 
@@ -205,16 +209,18 @@ class Array:
             return of(leaf(value, Aval(self.shape, wanted)))
         return apply(Cast(wanted), self)
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> "Array":
-        """`wgattn.sum` of this Array."""
+    def sum(self, axis: Any = None, keepdims: bool = False, *, dtype: Any = None, out: Any = None) -> "Array":
+        """`wgattn.sum` of this Array. `dtype` and `out` are NumPy's, and None."""
         from ._functions import sum
 
+        refuse_dtype_and_out(dtype, out)
         return sum(self, axis, keepdims)
 
-    def mean(self, axis: Any = None, keepdims: bool = False) -> "Array":
-        """`wgattn.mean` of this Array."""
+    def mean(self, axis: Any = None, keepdims: bool = False, *, dtype: Any = None, out: Any = None) -> "Array":
+        """`wgattn.mean` of this Array. `dtype` and `out` are NumPy's, and None."""
         from ._functions import mean
 
+        refuse_dtype_and_out(dtype, out)
         return mean(self, axis, keepdims)
 
     # Arithmetic.
@@ -245,6 +251,9 @@ class Array:
 
     def __neg__(self) -> "Array":
         return elementwise("negative", self)
+
+    def __abs__(self) -> "Array":
+        return self if self.dtype.kind in "bu" else elementwise("maximum", self, -self)
 
     def __pos__(self) -> "Array":
         return self
@@ -381,19 +390,6 @@ def _binary(function: Function, left: Any, right: Any) -> Array:
             x = from_host(x, copy=True)
         operands.append(x)
     return elementwise(function, *operands)
-
-
-def axis_of(axis: Any, ndim: int) -> int:
-    """`axis` counted from the front. Raises ValueError where there is none."""
-    at = operator.index(axis)
-    if not -ndim <= at < ndim:
-        raise ValueError(f"axis {at} does not exist in an Array of {ndim} axes")
-    return at % ndim
-
-
-def _sizes(given: tuple[Any, ...]) -> tuple[int, ...]:
-    sizes = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
-    return tuple(operator.index(n) for n in sizes)
 
 
 def broadcast(x: Array, shape: tuple[int, ...]) -> Array:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _run
-from ._array import Array, apply, asarray, axis_of, broadcast, coerced, elementwise, of, promoted
+from ._array import Array, apply, asarray, broadcast, coerced, elementwise, of, promoted
 from ._dtypes import bool_, float32, is_float
 from ._graph.graph import Aval
+from ._graph.indexing import axis_of
 from ._graph.operations import Concatenate, Elementwise, Repeat, Sum
 from ._host import is_scalar
 from ._record import leaf

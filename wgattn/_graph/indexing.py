@@ -57,3 +57,17 @@ def _integer(part: Any, axis: int, n: int) -> int:
     if not -n <= at < n:
         raise IndexError(f"index {at} is out of range for axis {axis} of size {n}")
     return at % n
+
+
+def axis_of(axis: Any, ndim: int) -> int:
+    """`axis` counted from the front. Raises ValueError where there is none."""
+    at = operator.index(axis)
+    if not -ndim <= at < ndim:
+        raise ValueError(f"axis {at} does not exist in an Array of {ndim} axes")
+    return at % ndim
+
+
+def sizes_of(given: tuple[Any, ...]) -> tuple[int, ...]:
+    """Sizes or axes, given one by one or as one sequence."""
+    sizes = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    return tuple(operator.index(n) for n in sizes)
