@@ -5,9 +5,11 @@
 
 import contextlib
 import io
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,7 +41,7 @@ def printed(page: Path, text: str) -> list[str]:
     for block in blocks(text):
         out = io.StringIO()
         source = "\n" * block.line + block.code  # so that a traceback shows the page's own line
-        with contextlib.redirect_stdout(out):
+        with contextlib.redirect_stdout(out), mock.patch.dict(os.environ, {"COLUMNS": ""}):
             exec(compile(source, str(page.relative_to(ROOT)), "exec"), names)
         found.append("".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines()))
     return found

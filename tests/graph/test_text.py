@@ -12,6 +12,12 @@ from wgattn.masks import Mask, causal, chunked, full, local, prefix
 Q, K = np.ones((2, 1024, 8, 64), np.float16), np.ones((2, 2, 1024, 64), np.float16)
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The width that a text has where no terminal says."""
+    monkeypatch.setenv("COLUMNS", "163")
+
+
 def attend(q: Any, k: Any, v: Any) -> Any:
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     q, k = wa.nn.rope(q), wa.nn.rope(k)
@@ -44,6 +50,15 @@ def test_before_and_after_fusion():
     first, second, *_ = text.splitlines()
     assert first.split() == ["recorded", "fused"]
     assert second.count("a: f16[2,1024,8,64]  b: f16[2,2,1024,64]") == 2
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_narrow_terminal_has_one_above_the_other(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = wa.jit(attend).lower(Q, K, K).as_text().splitlines()
+    assert [line for line in lines if not line.startswith("  ")] == ["recorded", "", "fused"]
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()) == " ".join(f"recorded {RECORDED} fused {FUSED}".split())
 
 
 def test_the_text_says_the_same_each_time():

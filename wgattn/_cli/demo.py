@@ -15,7 +15,8 @@ from wgattn.bench.forward import default_workload
 from wgattn.bench.peers import jax_forward
 
 
-def attend(q, k, v):  # q BTNH: 8 query heads; k, v BKSH: 2 key/value heads, as other libraries lay them out
+def attend(q, k, v):
+    # q BTNH: 8 query heads; k, v BKSH: 2 key/value heads, as others lay them out
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     q, k = wgattn.nn.rope(q), wgattn.nn.rope(k)
     return wgattn.nn.dot_product_attention(q, k, v, is_causal=True)

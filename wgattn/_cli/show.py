@@ -1,7 +1,6 @@
 """How the command line prints: one console for results, one for errors, and aligned lines of a label and a text."""
 
 import json
-import sys
 from typing import Any
 
 from rich.console import Console
@@ -9,8 +8,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-WIDTH = None if sys.stdout.isatty() else 120  # of what goes to a file or a pipe
-console = Console(highlight=False, width=WIDTH)
+from wgattn._terminal import columns
+
+console = Console(highlight=False, width=columns(120))
 errors = Console(stderr=True, highlight=False)
 
 

@@ -6,6 +6,7 @@ from itertools import zip_longest
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.problem import Bound, Call, Clause, scale_of
 from wgattn._kernels.rotation import Rope
+from wgattn._terminal import columns
 
 from .graph import Graph, Node, Use, View
 from .operations import (
@@ -28,12 +29,14 @@ from .operations import (
 )
 from .rules import describe
 
-WIDTH = 100
+WIDTH = 100  # of a line, where the terminal has as much
+PAIR = 163  # of two texts side by side, where no terminal says
+INDENT = "  "
 AXES = {"query": "BTNH", "key": "BSKH", "value": "BSKH"}
 
 
 def as_text(graph: Graph) -> str:
-    """The graph in words.
+    """The graph in words, lines folded where a terminal is narrow.
 
     Example:
         a: f16[2,1024,8,64]
@@ -46,23 +49,24 @@ def as_text(graph: Graph) -> str:
         for n, node in enumerate(graph.nodes)
         if isinstance(node.operation, Input)
     }
-    lines = _wrapped([inputs[index] for index in sorted(inputs)], "  ", "")
+    width = min(WIDTH, columns(PAIR) - len(INDENT))
+    lines = _wrapped([inputs[index] for index in sorted(inputs)], "  ", "", width)
     for n, node in enumerate(graph.nodes):
         if not isinstance(node.operation, Input | Constant):
             results = ", ".join(names[n, result] for result in range(len(node.avals)))
-            lines += _wrapped(_operation(graph, node, names), "  ", f"{results} = ")
+            lines += _wrapped(_operation(graph, node, names), "  ", f"{results} = ", width)
     outputs = [f"{_used(graph, use, names)}: {describe(graph.aval(use))}" for use in graph.outputs]
-    return "\n".join(lines + _wrapped(outputs, "  ", "out "))
+    return "\n".join(lines + _wrapped(outputs, "  ", "out ", width))
 
 
 def side_by_side(left: str, right: str, titles: tuple[str, str] = ("recorded", "fused")) -> str:
-    """Two texts beside each other, or one above the other where they are too wide for that."""
-    columns = [[titles[0], *("  " + line for line in left.splitlines())]]
-    columns.append([titles[1], *("  " + line for line in right.splitlines())])
-    width = max(map(len, columns[0]))
-    if width + max(map(len, columns[1])) > 160:
-        return "\n".join([*columns[0], "", *columns[1]])
-    return "\n".join(f"{a:<{width}}   {b}".rstrip() for a, b in zip_longest(*columns, fillvalue=""))
+    """Two texts beside each other, or one above the other where the terminal is too narrow for that."""
+    first, second = (
+        [title, *(INDENT + line for line in text.splitlines())]
+        for title, text in zip(titles, (left, right), strict=True)
+    )
+    lines = [f"{a:<{max(map(len, first))}}   {b}".rstrip() for a, b in zip_longest(first, second, fillvalue="")]
+    return "\n".join(lines if max(map(len, lines)) <= columns(PAIR) else [*first, "", *second])
 
 
 def key_ranges(clauses: tuple[Clause, ...], position: str = "i") -> str:
@@ -274,11 +278,11 @@ def _list(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers)) or "()"
 
 
-def _wrapped(words: list[str], gap: str, head: str) -> list[str]:
-    """`words` on lines of at most WIDTH characters, the first after `head`, the others indented under it."""
+def _wrapped(words: list[str], gap: str, head: str, width: int) -> list[str]:
+    """`words` on lines of at most `width` characters, the first after `head`, the others indented under it."""
     lines, line = [], head
     for position, word in enumerate(words):
-        if position and len(line) + len(gap) + len(word) > WIDTH:
+        if position and len(line) + len(gap) + len(word) > width:
             lines.append(line)
             line = " " * (len(head) + 4 if head else 0) + word
         else:

@@ -11,6 +11,7 @@ from .._array import Array, asarray
 from .._record import build
 from .._reference import Result, RowMask, attention, kept_keys, segments
 from .._run import executable
+from .._terminal import columns
 from ..masks import Mask, bind
 from .launch import in_clauses
 from .measure import SCORES, Measure, allowance, chosen_rows, conditioned, measure
@@ -40,20 +41,23 @@ class Report:
         return self.ok
 
     def __str__(self) -> str:
+        from rich.box import HEAVY_HEAD
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(
-            "", "relative", "allowed", "max", "allowed", "furthest off", "gives", "reference", "", title=self.call
-        )
+        width = columns(120)
+        titles = "", "relative", "allowed", "max", "allowed", "worst at", "gives", "reference", ""
+        # without its lines the table is narrower by a quarter
+        lines: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0), "pad_edge": False}
+        table = Table(*titles, title=self.call, **({"box": HEAVY_HEAD} if width >= 104 else lines))
         for one in (*self.measures, *self.peers):
             verdict = ("ok" if one.ok else "WRONG") if one in self.measures else "a peer"
             relative = (one.norm, one.allowed.norm) if one.allowed.norm < float("inf") else ()
             errors = [f"{number:.2g}" for number in (*relative, one.most, one.allowed.most)]
             errors = [""] * (4 - len(errors)) + errors
-            index = ", ".join(map(str, one.worst))
+            index = ",".join(map(str, one.worst))
             table.add_row(one.what, *errors, index, f"{one.given:.7g}", f"{one.right:.7g}", verdict)
-        console = Console(file=io.StringIO(), width=120, force_terminal=False)
+        console = Console(file=io.StringIO(), width=width, force_terminal=False)
         console.print(table)
         console.print(f"variant: {self.variant}", highlight=False)
         for note in self.notes:
