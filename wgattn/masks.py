@@ -70,6 +70,14 @@ class Mask:
         sources, (mine, theirs) = _joined(self, other)
         return replace(_mask(_union_of([*mine, *theirs], text), sources, None, text), _union=True)
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self} is neither true nor false: join masks with & and |, not with `and` and `or`")
+
+    def __invert__(self) -> "Mask":
+        raise TypeError(
+            f"~ of {self} is not supported, as it need not be a range of keys: give ~mask.dense(T, S) as mask"
+        )
+
     def dense(self, T: int, S: int, query_offset: Any = 0) -> np.ndarray:
         """The mask as bools (T, S), for checks and other libraries; (B, 1, T, S) where a run-time value is (B,).
 

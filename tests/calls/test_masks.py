@@ -171,6 +171,12 @@ def test_parts_of_a_mask():
         (lambda: causal(np.ones((2, 2), np.int32)), TypeError, r"got int32 \(2, 2\)"),
         (lambda: chunked(0), ValueError, "at least 1; got 0"),
         (lambda: local(1.5, 0), TypeError, "integer"),
+        (
+            lambda: causal() and np.ones((2, 2), bool),
+            TypeError,
+            r"causal\(\) is neither true nor false: join masks with &",
+        ),
+        (lambda: ~causal(), TypeError, r"~ of causal\(\) is not supported.*~mask.dense\(T, S\)"),
         (lambda: causal() & np.ones((2, 2), bool), TypeError, r"join a dense bool array with mask.dense\(T, S\)"),
         (
             lambda: local(0, 0) | local(-5, 9),
