@@ -42,6 +42,7 @@ class JitFunction:
         self._parameters, variadic = positional(fn)
         numbers = _tuple(static_argnums, int)
         names = _tuple(static_argnames, str)
+        _check_names(fn, names)
         count = len(self._parameters)
         self._numbers = {_argnum(n, count, variadic, "static_argnums") for n in numbers}
         self._numbers |= {self._parameters.index(name) for name in names if name in self._parameters}
@@ -346,6 +347,19 @@ def _argnum(number: int, count: int, variadic: bool, option: str) -> int:
     if not variadic and not -count <= number < count:
         raise ValueError(f"{option} holds {number}, and the function has {count} positional parameters")
     return number % count if number < 0 and count else number
+
+
+def _check_names(fn: Callable[..., Any], names: Sequence[str]) -> None:
+    """Raise ValueError for a static argument that `fn` cannot be given."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in names:
+        if name not in parameters:
+            raise ValueError(f"static_argnames holds {name!r}; the function's parameters are: {', '.join(parameters)}")
 
 
 def _tuple(given: Any, kind: type) -> tuple[Any, ...]:

@@ -56,6 +56,10 @@ def test_static_arguments_are_values():
         numbered.lower(ONES, [1])
     with pytest.raises(ValueError, match="static_argnums holds 5"):
         wa.jit(lambda x: x, static_argnums=5)
+    with pytest.raises(ValueError, match="static_argnames holds 'typo'; the function's parameters are: x, axis, how"):
+        wa.jit(reduced, static_argnames=("axis", "typo"))
+    any_name = wa.jit(lambda x, **options: x if options["up"] else x * 2, static_argnames="up")
+    assert "multiply" not in any_name.lower(ONES, up=True).as_text()
 
 
 def test_equal_static_values_of_two_types_are_traced_apart():
