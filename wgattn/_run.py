@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._errors import UnsupportedError
 from ._graph.graph import Graph, View
 from ._graph.operations import Attention, AttentionGradient, Concatenate, Elementwise, Sum
 from ._record import Argument, Dead, Step, Stored, Value, ancestors, build, current_trace, traced_arguments
@@ -34,8 +35,11 @@ def on_attention(hook: AttentionHook) -> AttentionHook:
 
 
 def validating() -> bool:
-    """Whether WGATTN_VALIDATE asks for every attention call to be checked."""
-    return os.environ.get("WGATTN_VALIDATE", "0") not in ("", "0")
+    """Whether WGATTN_VALIDATE asks for every attention call to be checked. Raises UnsupportedError for odd settings."""
+    given = os.environ.get("WGATTN_VALIDATE", "").strip().lower()
+    if given not in ("", "0", "false", "no", "1", "true", "yes"):
+        raise UnsupportedError(f"WGATTN_VALIDATE is {given!r}: it is 1, true or yes, or 0, false, no or not set")
+    return given in ("1", "true", "yes")
 
 
 def fused(graph: Graph) -> Graph:

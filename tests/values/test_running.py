@@ -223,6 +223,18 @@ def test_a_hook_sees_each_attention_launch(monkeypatch: pytest.MonkeyPatch):
     assert len(seen) == 2
 
 
+def test_settings_of_validation(monkeypatch: pytest.MonkeyPatch):
+    for given in ("1", "true", "Yes"):
+        monkeypatch.setenv("WGATTN_VALIDATE", given)
+        assert _run.validating()
+    for given in ("0", "False", "no", ""):
+        monkeypatch.setenv("WGATTN_VALIDATE", given)
+        assert not _run.validating()
+    monkeypatch.setenv("WGATTN_VALIDATE", "sometimes")
+    with pytest.raises(wa.UnsupportedError, match="WGATTN_VALIDATE is 'sometimes': it is 1, true or yes, or 0"):
+        (wa.asarray(X) + 1).block_until_ready()
+
+
 def test_validation_passes_and_fails_by_the_reference(monkeypatch: pytest.MonkeyPatch):
     q = np.random.default_rng(0).standard_normal((1, 8, 2, 16), np.float32)
     attend = wa.jit(lambda q: wa.nn.dot_product_attention(q, q, q, is_causal=True), validate=True)
