@@ -1,9 +1,12 @@
 """How figures are taken, and the commands that show them."""
 
+import io
+
 import numpy as np
 import pytest
 
-from tests.faces.command_line import values
+from tests.faces.command_line import here, values
+from wgattn.bench.forward import Figures, Row
 from wgattn.bench.timing import medians
 from wgattn.bench.workload import Workload
 
@@ -77,6 +80,23 @@ def test_the_peer_computes_the_same_call() -> None:
     np.testing.assert_allclose(np.asarray(peer()), right, atol=2e-5)
 
 
+def test_figures_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from wgattn._cli import bench, show
+
+    names = ("wgattn", 0.0126, 1.0), ("wgattn plain", 1.26, 0.01), ("jax.nn, jit", 0.0252, 0.5)
+    rows = tuple(Row(name, seconds, seconds, 1e-6, 1e12, ratio) for name, seconds, ratio in names)
+    monkeypatch.setattr(show, "console", Console(width=80, record=True, file=io.StringIO()))
+    bench.print_figures(Figures("a call", "an adapter", "cpu", "flash", rows, ()))
+    head, *lines = [line.rstrip() for line in show.console.export_text().splitlines()[4:]]
+    assert "wgattn is" in head
+    assert [line.split()[0] for line in lines] == ["wgattn", "wgattn", "jax.nn,"], "a row is a line"
+    assert "as fast" not in lines[0]
+    assert "100.00× as fast" in lines[1]
+    assert "2.00× as fast" in lines[2]
+
+
 @pytest.mark.device
 def test_figures_of_a_small_call() -> None:
     call = ("--q", "1,64,4,32", "--kv-heads", "2", "--causal", "--rounds", "5", "--plain")
@@ -84,6 +104,24 @@ def test_figures_of_a_small_call() -> None:
     assert [row["name"] for row in found["rows"]] == ["wgattn", "wgattn plain", "jax.nn, jit"]
     assert all(row["seconds"] > 0 and row["error"] < 2e-5 for row in found["rows"])
     assert found["rows"][0]["ratio"] == 1
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(
+    ("option", "word", "in_jax"),
+    [
+        (("--mask", "TS"), "mask TS", True),
+        (("--scale", "0.2"), "scale 0.2", True),
+        (("--offset", "-3", "--causal"), "offset -3", False),
+        (("--sinks",), "sinks", False),
+        (("--query-lengths",), "query lengths", True),
+    ],
+)
+def test_every_option_of_a_call_can_be_timed(option: tuple[str, ...], word: str, in_jax: bool) -> None:
+    found = here("bench", "forward", "--q", "2,24,2,16", *option, "--rounds", "5", "--no-plain", "--json")
+    assert word in found["call"]
+    assert [row["name"] for row in found["rows"]] == ["wgattn", *["jax.nn, jit"] * in_jax]
+    assert all(row["error"] < 2e-5 for row in found["rows"])
 
 
 @pytest.mark.device

@@ -61,6 +61,7 @@ def test_every_shader_that_runs_is_printed(tmp_path: Path, q: str) -> None:
     shaders = {launch["shader"] for launch in here(*call, "--json")["launches"]}
     assert {line[3:] for line in done.stdout.splitlines() if line.startswith("// ")} >= shaders
     assert done.stdout.count("@compute") == len(shaders)
+    assert all(done.stdout.splitlines().count(f"// {shader}") == 1 for shader in shaders)
 
 
 def test_a_named_family_is_the_one_that_serves(tmp_path: Path) -> None:
@@ -69,6 +70,19 @@ def test_a_named_family_is_the_one_that_serves(tmp_path: Path) -> None:
     done = wgattn(*call, "--implementation", "magic", **NO_ADAPTER)
     assert done.returncode == 1
     assert "magic" in done.stderr
+
+
+def test_a_missing_report_says_how_it_is_made(tmp_path: Path) -> None:
+    done = wgattn("explain", "--profile", tmp_path / "nope.json", **NO_ADAPTER)
+    assert done.returncode == 1
+    assert "nope.json cannot be read (No such file or directory)" in done.stderr
+    assert "wgattn info --json >" in done.stderr
+
+
+def test_the_same_command_again_is_counted() -> None:
+    from wgattn._cli.explain import counted
+
+    assert counted(["copy", "copy", "copy", "workgroups", "copy"]) == ["3 × copy", "workgroups", "copy"]
 
 
 @pytest.mark.parametrize("content", ["not json", "{}", "[1]", '{"profile": {"colour": "red"}}'])

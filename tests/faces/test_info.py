@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.faces.command_line import NO_ADAPTER, values, wgattn
-from wgattn import _runtime
+from wgattn import __version__, _runtime
 from wgattn._runtime.profile import DeviceProfile
 
 
@@ -61,6 +61,11 @@ def test_the_driver_for_a_gpu_is_named(platform: str, release: str, told: str) -
     from wgattn._cli.info import gpu_driver
 
     assert told in gpu_driver(platform, release)
+
+
+def test_the_version_is_printed() -> None:
+    done = wgattn("--version", **NO_ADAPTER)
+    assert (done.returncode, done.stdout) == (0, f"wgattn {__version__}\n")
 
 
 def test_help_names_every_command() -> None:

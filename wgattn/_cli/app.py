@@ -10,7 +10,6 @@ from wgattn import _errors
 from wgattn._cli import show
 
 app = typer.Typer(
-    help="Attention for any GPU over WebGPU: look at your adapter, check it, and see how a call is served.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -18,6 +17,19 @@ app = typer.Typer(
 bench = typer.Typer(help="Time wgattn beside jax.nn and the plain kernel.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
+
+def version(asked: bool) -> None:
+    """Print the version and stop, where it is asked for."""
+    if asked:
+        from wgattn import __version__
+
+        typer.echo(f"wgattn {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version of wgattn.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Query = Annotated[str, typer.Option("--q", metavar="B,T,N,H", help="Shape of the query; T,N,H is a batch of one.")]
 Keys = Annotated[int | None, typer.Option("--keys", metavar="S", help="Number of keys; T unless given.")]
@@ -37,6 +49,11 @@ QueryLengths = Annotated[bool, typer.Option("--query-lengths", help="query_seq_l
 KeyLengths = Annotated[bool, typer.Option("--key-lengths", help="key_value_seq_lengths are given.")]
 Residual = Annotated[bool, typer.Option("--residual", help="The logsumexp of each row is returned too.")]
 Implementation = Annotated[str | None, typer.Option("--implementation", help="The name of a kernel family.")]
+
+
+@app.callback()
+def main(version: Version = False) -> None:
+    """Attention for any GPU over WebGPU: look at your adapter, check it, and see how a call is served."""
 
 
 @app.command()
@@ -117,9 +134,14 @@ def forward(
     dtype: Dtype = "f32",
     causal: Causal = False,
     window: Window = None,
+    offset: Offset = None,
     rope: Rope = False,
     softcap: Softcap = None,
+    scale: Scale = None,
+    sinks: Sinks = False,
     bias: Bias = None,
+    mask: Mask = None,
+    query_lengths: QueryLengths = False,
     key_lengths: KeyLengths = False,
     implementation: Implementation = None,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Timed rounds; medians are shown.")] = 7,
@@ -135,8 +157,8 @@ def forward(
 
     call = None if q is None else workload(
         q, keys, kv_heads, value_dim, dtype,
-        causal=causal, window=window, rope=rope, softcap=softcap, bias=bias, key_lengths=key_lengths,
-        implementation=implementation,
+        causal=causal, window=window, offset=offset, rope=rope, softcap=softcap, scale=scale, sinks=sinks,
+        bias=bias, mask=mask, query_lengths=query_lengths, key_lengths=key_lengths, implementation=implementation,
     )  # fmt: skip
     command(call, rounds, plain, jax, json)
 

@@ -43,7 +43,7 @@ def bridge(workload: Workload | None, rounds: int, as_json: bool) -> None:
 def print_bridge(found: Bridge) -> None:
     """The whole call, its parts beside what of them is unavoidable, and the peer."""
     show.lines({"call": found.call, "adapter": found.adapter, "jax on": found.jax_device, "variant": found.variant})
-    table = Table(box=None, padding=(0, 3, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("median of a call")
     for column in ("wgattn.jax", "GB/s", "unavoidable", "as"):
         table.add_column(column, justify="right" if column != "as" else "left")
@@ -60,7 +60,7 @@ def print_bridge(found: Bridge) -> None:
         table.add_row(name, shown, rate, duration(least), words)
     show.console.print(table)
     if found.peer is not None:
-        show.lines({"jax.nn, jit": f"{duration(found.peer)}: {found.peer / found.total:.2f}× of wgattn.jax's time"})
+        show.lines({"jax.nn, jit": f"{duration(found.peer)}: wgattn.jax is {found.peer / found.total:.2f}× as fast"})
 
 
 def timed(workload: Workload, rounds: int = 7, plain: bool | None = None, peer: bool = True) -> Figures:
@@ -76,13 +76,14 @@ def print_figures(figures: Figures) -> None:
     show.lines(
         {"call": figures.call, "adapter": figures.adapter, "jax on": figures.jax_device, "variant": figures.variant}
     )
-    table = Table(box=None, padding=(0, 3, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("median of a call")
-    for column in ("wall", "device clock", "GFLOP/s", "speed of wgattn over it", "max error"):
+    for column in ("wall", "device clock", "GFLOP/s", "wgattn is", "max error"):
         table.add_column(column, justify="right")
     for row in figures.rows:
         gpu = "" if row.gpu_seconds is None else duration(row.gpu_seconds)
-        rate, ratio = f"{row.operations_a_second / 1e9:,.1f}", f"{1 / row.ratio:.2f}×"
+        rate = f"{row.operations_a_second / 1e9:,.1f}"
+        ratio = "" if row is figures.rows[0] else f"{1 / row.ratio:.2f}× as fast"
         table.add_row(row.name, duration(row.seconds), gpu, rate, ratio, f"{row.error:.1e}")
     show.console.print(table)
     for note in figures.notes:

@@ -1,7 +1,9 @@
 """`wgattn explain`: which kernel serves a call, and why; from this machine's adapter or from another's report."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def explain(workload: Workload, profile: Path | None, wgsl: bool, as_json: bool)
     if as_json:
         show.as_json(as_values(found, wgsl))
     elif wgsl:
-        show.verbatim("\n\n".join(f"// {name}\n{source.strip()}" for name, source in found.shaders.items()))
+        show.verbatim("\n\n".join(source.strip() for source in found.shaders.values()))  # each starts with its name
     else:
         show.lines(as_lines(found))
 
@@ -48,7 +50,10 @@ def read_profile(path: Path) -> DeviceProfile:
     """The profile in a file that `wgattn info --json` wrote. Raises ValueError for another file."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        told = f"--profile {path} cannot be read ({error.strerror}): `wgattn info --json > {path}` makes such a file"
+        raise ValueError(told) from error
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}): give what `wgattn info --json` printed") from error
     if not isinstance(report, dict) or not {"profile", "limits"} & set(report):
         raise ValueError(f"{path} holds no device profile: give what `wgattn info --json` printed")
@@ -83,7 +88,7 @@ def as_lines(found: Explanation) -> dict[str, str]:
         "passed": "\n".join(f"{family} ({reason})" for family, reason in variant.passed) or "none is faster",
         "constants": "  ".join(f"{name} {value}" for name, value in scalars(variant).items()),
         "memory": f"{variant.workgroup_bytes:,} of {limits.workgroup_bytes:,} bytes of workgroup memory",
-        "launch": "\n".join(command_line(command, variant.name) for command in found.commands),
+        "launch": "\n".join(counted(command_line(command, variant.name) for command in found.commands)),
     }
 
 
@@ -118,6 +123,12 @@ def scalars(variant: Variant) -> dict[str, Any]:
     return {
         name: value for name, value in variant.constants if name.isupper() and isinstance(value, bool | int | float)
     }
+
+
+def counted(texts: Iterable[str]) -> list[str]:
+    """Each run of one text as that text with its number: six copies are a line."""
+    runs = [(text, len(list(run))) for text, run in groupby(texts)]
+    return [text if number == 1 else f"{number} × {text}" for text, number in runs]
 
 
 def command_line(command: Command, main: str) -> str:
