@@ -163,6 +163,12 @@ def test_parts_of_a_mask():
             causal()[index]
 
 
+def test_negative_window_sizes_are_no_special_values():
+    assert not local(-1, -1).dense(4, 4).any()
+    assert not local(-1, 0).dense(4, 4).any()
+    assert local(-1, 2).dense(1, 4).tolist() == [[False, True, True, False]]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
