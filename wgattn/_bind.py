@@ -46,7 +46,7 @@ class BoundCall:
 
 
 def bind(query: Any, key: Any, value: Any) -> BoundCall:
-    given = {name: asarray(x) for name, x in (("query", query), ("key", key), ("value", value))}
+    given = {name: _array(x, name) for name, x in (("query", query), ("key", key), ("value", value))}
     for name, x in given.items():
         letters = "BTNH or TNH" if name == "query" else "BSKH or SKH"
         if x.ndim not in (3, 4):
@@ -68,6 +68,16 @@ def bind(query: Any, key: Any, value: Any) -> BoundCall:
     if problem := _misfit(q.shape, k.shape, v.shape):
         raise ValueError(_legend(given, problem))
     return BoundCall(q, k, v, given["query"].shape[:-3])
+
+
+def _array(given: Any, name: str) -> Array:
+    """`given` as an Array; errors begin with the argument's name."""
+    try:
+        return asarray(given)
+    except (TypeError, ValueError, OverflowError) as error:
+        if type(error) not in (TypeError, ValueError, OverflowError):  # a class of its own may be made otherwise
+            raise
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str | None:
@@ -101,7 +111,9 @@ def _legend(given: dict[str, Array], problem: str) -> str:
             names = [name for name, flip in zip(given, flips, strict=True) if flip]
             axes = {name: (1, 2) if given[name].ndim == 4 else (0, 1) for name in names}
             calls = " and ".join(f"{name}.swapaxes{axes[name]}" for name in names)
-            return f"{text} {'These look' if len(names) > 1 else 'It looks'} like BNTH: use {calls}"
+            if any(x[2] > x[1] for x, flip in zip(shapes, flips, strict=True) if flip):  # more heads than positions
+                return f"{text} {'These look' if len(names) > 1 else 'It looks'} like BNTH: use {calls}"
+            return f"{text} If {'these are' if len(names) > 1 else 'it is'} BNTH, use {calls}"
     return text
 
 
@@ -119,7 +131,9 @@ def check_implementation(name: str) -> None:
 
 def scores(given: Any, name: str, call: BoundCall) -> Array:
     """A bias or mask as (B or 1, N or 1, T or 1, S or 1)."""
-    x = asarray(given)
+    if name == "mask" and (isinstance(given, str) or callable(given)):
+        raise TypeError(_no_mask(given))
+    x = _array(given, name)
     if name == "mask" and x.dtype != bool_:
         raise TypeError(
             f"mask must be bool, True where a key takes part; got {x.dtype.name}: pass an additive mask as bias, "
@@ -132,8 +146,28 @@ def scores(given: Any, name: str, call: BoundCall) -> Array:
     if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, whole, strict=True)):
         K = call.key.shape[2]
         heads = f"; its head axis is 1 or N={call.N}, not K={K}" if len(shape) == 4 and shape[1] == K != call.N else ""
-        raise ValueError(f"{name} {x.shape} must broadcast to (B, N, T, S) = {whole}{heads}")
+        raise ValueError(
+            f"{name} {x.shape} must broadcast to (B, N, T, S) = {whole}{heads}{_missing_axes(x.shape, name, call)}"
+        )
     return x.reshape(shape)
+
+
+def _missing_axes(shape: tuple[int, ...], name: str, call: BoundCall) -> str:
+    """How a padding mask, or one without its head axis, is written."""
+    if shape == (call.B, call.S):
+        lengths = ", or give key_value_seq_lengths" if name == "mask" else ""
+        return f"; a padding {name} (B, S) is {name}[:, None, None, :]{lengths}"
+    return f"; (B, T, S) is {name}[:, None]" if shape == (call.B, call.T, call.S) else ""
+
+
+def _no_mask(given: Any) -> str:
+    """What to write instead of a function, or of its name."""
+    from . import masks
+
+    if getattr(masks, getattr(given, "__name__", ""), None) is given:
+        return f"mask is the function {given.__name__}; call it: wgattn.masks.{given.__name__}()"
+    hint = ": is_causal=True is the causal one" if given == "causal" else ""
+    return f"mask is a bool array or a value of wgattn.masks; got {given!r}{hint}"
 
 
 def window(given: Any) -> tuple[int, int]:
@@ -148,7 +182,7 @@ def window(given: Any) -> tuple[int, int]:
 
 def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
     """A run-time int32 array (B,), or () where `scalar` allows it."""
-    x = asarray(given)
+    x = _array(given, name)
     if x.dtype != int32:
         raise TypeError(f"{name} must be int32; got {x.dtype.name}: cast with .astype(np.int32)")
     if x.shape != (B,) and not (scalar and x.shape == ()):
@@ -157,7 +191,7 @@ def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
 
 
 def segment_ids(given: Any, name: str, B: int, letter: str, count: int) -> Array:
-    x = asarray(given)
+    x = _array(given, f"segments: {name}")
     if x.dtype != int32:
         raise TypeError(f"segments: {name} must be int32; got {x.dtype.name}: cast with .astype(np.int32)")
     if x.shape not in ((count,), (1, count), (B, count)):
@@ -166,7 +200,7 @@ def segment_ids(given: Any, name: str, B: int, letter: str, count: int) -> Array
 
 
 def sink_logits(given: Any, N: int) -> Array:
-    x = asarray(given)
+    x = _array(given, "sinks")
     if not is_float(x.dtype):
         raise TypeError(f"sinks must be float; got {x.dtype.name}: cast with sinks.astype(np.float32)")
     if x.shape != (N,):
@@ -183,7 +217,7 @@ def scale_of(given: Any) -> tuple[float | None, Array | None]:
         if not math.isfinite(number):
             raise ValueError(f"scale must be finite; got {given}")
         return number, None
-    x = asarray(given)
+    x = _array(given, "scale")
     if x.shape != () or x.dtype == bool_:
         raise ValueError(f"scale is a number or an array (); got {x.dtype.name} {x.shape}")
     return 1.0, x.astype(float32)

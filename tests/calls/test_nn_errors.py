@@ -31,6 +31,10 @@ Q, K, V = ones(2, 5, 8, 16), ones(2, 7, 2, 16), ones(2, 7, 2, 24)
             "use query.swapaxes(1, 2) and key.swapaxes(1, 2) and value.swapaxes(1, 2)",
         ),
         (
+            (ones(2, 16, 8, 32), ones(2, 16, 3, 32), ones(2, 16, 3, 32)),
+            "N=8 must be a multiple of K=3. If these are BNTH, use query.swapaxes(1, 2) and",
+        ),
+        (
             (ones(2, 8, 100, 64), ones(2, 100, 3, 64), ones(2, 100, 3, 64)),
             "N=100 must be a multiple of K=3.",
         ),
@@ -134,6 +138,45 @@ def test_options(options: dict[str, Any], error: type[Exception], text: str):
 def test_rope(call: Any, error: type[Exception], text: str):
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"value": None}, TypeError, "value: asarray takes .*; got NoneType"),
+        ({"query": "q"}, TypeError, "query: asarray takes .*; got str"),
+        ({"key": [[1.0], [1.0, 2.0]]}, ValueError, "key: "),
+        ({"scale": "x"}, TypeError, "scale: asarray takes .*; got str"),
+        ({"sinks": object()}, TypeError, "sinks: asarray takes .*; got object"),
+        ({"query_offset": 2**40}, OverflowError, "query_offset: the Python integer"),
+        ({"key_value_seq_lengths": "all"}, TypeError, "key_value_seq_lengths: asarray takes .*; got str"),
+        ({"bias": "alibi"}, TypeError, "bias: asarray takes .*; got str"),
+        ({"mask": "causal"}, TypeError, "mask is a bool array or .*; got 'causal': is_causal=True is the causal one"),
+        ({"mask": "full"}, TypeError, "mask is a bool array or a value of wgattn.masks; got 'full'$"),
+        ({"mask": wa.masks.causal}, TypeError, r"mask is the function causal; call it: wgattn.masks.causal\(\)"),
+        ({"mask": lambda i, j: i >= j}, TypeError, "mask is a bool array or a value of wgattn.masks; got <function"),
+    ],
+)
+def test_arguments_are_named(arguments: dict[str, Any], error: type[Exception], text: str):
+    with pytest.raises(error, match=text):
+        nn.dot_product_attention(**{"query": Q, "key": K, "value": V, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"mask": ones(2, 7, dtype=bool)},
+            r"a padding mask \(B, S\) is mask\[:, None, None, :\], or give key_value_seq_lengths",
+        ),
+        ({"bias": ones(2, 7)}, r"a padding bias \(B, S\) is bias\[:, None, None, :\]$"),
+        ({"mask": ones(2, 5, 7, dtype=bool)}, r"; \(B, T, S\) is mask\[:, None\]$"),
+        ({"mask": ones(4, 7, dtype=bool)}, r"\(2, 8, 5, 7\)$"),
+    ],
+)
+def test_masks_that_lack_axes(options: dict[str, Any], text: str):
+    with pytest.raises(ValueError, match=text):
+        nn.dot_product_attention(Q, K, V, **options)
 
 
 def test_result_shapes():
