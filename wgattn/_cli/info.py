@@ -67,7 +67,7 @@ def software_note(kind: str) -> str:
     """What to do where kernels run on the CPU; empty on a GPU."""
     if kind != "cpu":
         return ""
-    return f"this adapter is software: kernels run on the CPU. To use a GPU, {gpu_driver()}"
+    return f"this adapter is software: kernels run on the CPU. To use a GPU: {gpu_driver()}"
 
 
 def gpu_driver(os_name: str = sys.platform, release: str | None = None) -> str:
@@ -79,15 +79,15 @@ def gpu_driver(os_name: str = sys.platform, release: str | None = None) -> str:
     if release is None:
         path = Path("/etc/os-release")
         release = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    wide, named = release.replace('"', "").lower(), "its maker's package nvidia-driver"
+    wide, named = release.replace('"', "").lower(), "its maker's package"
     if "ubuntu" in wide:
         named = "sudo ubuntu-drivers install"
     elif "debian" in wide:
         named = "sudo apt-get install nvidia-driver (component non-free)"
     elif "fedora" in wide:
         named = "sudo dnf install akmod-nvidia (RPM Fusion)"
-    mesa = "sudo dnf install mesa-vulkan-drivers" if "fedora" in wide else "sudo apt-get install mesa-vulkan-drivers"
     return (
-        f"install its Vulkan driver. AMD and Intel: {mesa}. NVIDIA: {named}; "
-        "in a container, start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=all"
+        f"NVIDIA: install its driver, {named}; start a container with --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all. "
+        "AMD and Intel: Mesa, which serves this adapter, has their drivers; "
+        "/dev/dri/render* has to be yours to open, and a container's by --device /dev/dri"
     )
