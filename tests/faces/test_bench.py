@@ -108,20 +108,21 @@ def test_figures_of_a_small_call() -> None:
 
 @pytest.mark.device
 @pytest.mark.parametrize(
-    ("option", "word", "in_jax"),
+    ("option", "word"),
     [
-        (("--mask", "TS"), "mask TS", True),
-        (("--scale", "0.2"), "scale 0.2", True),
-        (("--offset", "-3", "--causal"), "offset -3", False),
-        (("--sinks",), "sinks", False),
-        (("--query-lengths",), "query lengths", True),
+        (("--mask", "TS"), "mask TS"),
+        (("--scale", "0.2"), "scale 0.2"),
+        (("--offset", "-3", "--causal"), "offset -3"),
+        (("--sinks",), "sinks"),
+        (("--query-lengths",), "query lengths"),
     ],
 )
-def test_every_option_of_a_call_can_be_timed(option: tuple[str, ...], word: str, in_jax: bool) -> None:
-    found = here("bench", "forward", "--q", "2,24,2,16", *option, "--rounds", "5", "--no-plain", "--json")
+def test_every_option_of_a_call_can_be_timed(option: tuple[str, ...], word: str) -> None:
+    call = ("--q", "2,24,2,16", *option, "--rounds", "5", "--no-plain", "--no-jax")
+    found = here("bench", "forward", *call, "--json")
     assert word in found["call"]
-    assert [row["name"] for row in found["rows"]] == ["wgattn", *["jax.nn, jit"] * in_jax]
-    assert all(row["error"] < 2e-5 for row in found["rows"])
+    assert [row["name"] for row in found["rows"]] == ["wgattn"]
+    assert found["rows"][0]["error"] < 2e-5
 
 
 @pytest.mark.device

@@ -16,7 +16,7 @@ from wgattn.bench.peers import jax_forward
 
 
 def attend(q, k, v):
-    # q BTNH: 8 query heads; k, v BKSH: 2 key/value heads, as others lay them out
+    # q BTNH: 8 query heads; k, v BKSH, as others lay them out: 2 heads
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     q, k = wgattn.nn.rope(q), wgattn.nn.rope(k)
     return wgattn.nn.dot_product_attention(q, k, v, is_causal=True)

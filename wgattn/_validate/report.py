@@ -41,15 +41,14 @@ class Report:
         return self.ok
 
     def __str__(self) -> str:
-        from rich.box import HEAVY_HEAD
         from rich.console import Console
         from rich.table import Table
 
         width = columns(120)
         titles = "", "relative", "allowed", "max", "allowed", "worst at", "gives", "reference", ""
-        # without its lines the table is narrower by a quarter
-        lines: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0), "pad_edge": False}
-        table = Table(*titles, title=self.call, **({"box": HEAVY_HEAD} if width >= 104 else lines))
+        table = Table(*titles, title=self.call)
+        if width < 104:  # without its lines the table takes a quarter less
+            table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
         for one in (*self.measures, *self.peers):
             verdict = ("ok" if one.ok else "WRONG") if one in self.measures else "a peer"
             relative = (one.norm, one.allowed.norm) if one.allowed.norm < float("inf") else ()
