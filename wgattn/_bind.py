@@ -131,8 +131,8 @@ def check_implementation(name: str) -> None:
 
 def scores(given: Any, name: str, call: BoundCall) -> Array:
     """A bias or mask as (B or 1, N or 1, T or 1, S or 1)."""
-    if name == "mask" and (isinstance(given, str) or callable(given)):
-        raise TypeError(_no_mask(given))
+    if name == "mask":
+        check_mask(given)
     x = _array(given, name)
     if name == "mask" and x.dtype != bool_:
         raise TypeError(
@@ -160,14 +160,17 @@ def _missing_axes(shape: tuple[int, ...], name: str, call: BoundCall) -> str:
     return f"; (B, T, S) is {name}[:, None]" if shape == (call.B, call.T, call.S) else ""
 
 
-def _no_mask(given: Any) -> str:
-    """What to write instead of a function, or of its name."""
+def check_mask(given: Any) -> None:
+    """Raise TypeError for a function, or the name of one, where a mask is taken."""
     from . import masks
 
-    if getattr(masks, getattr(given, "__name__", ""), None) is given:
-        return f"mask is the function {given.__name__}; call it: wgattn.masks.{given.__name__}()"
+    if not isinstance(given, str) and not callable(given):
+        return
+    name = getattr(given, "__name__", "")
+    if getattr(masks, name, None) is given:
+        raise TypeError(f"mask is the function {name}; call it: wgattn.masks.{name}()")
     hint = ": is_causal=True is the causal one" if given == "causal" else ""
-    return f"mask is a bool array or a value of wgattn.masks; got {given!r}{hint}"
+    raise TypeError(f"mask is a bool array or a value of wgattn.masks; got {given!r}{hint}")
 
 
 def window(given: Any) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from wgattn import masks
-from wgattn._bind import check_implementation, residual_dtype_of, softcap_of, window
+from wgattn._bind import check_implementation, check_mask, residual_dtype_of, softcap_of, window
 from wgattn._kernels.rotation import Rope
 
 from ._batching import Batching
@@ -65,6 +65,7 @@ def dot_product_attention(
         check_implementation(implementation)  # type: ignore[arg-type]
     if rope is not None and not isinstance(rope, Rope):
         raise TypeError(f"rope takes a wgattn.nn.Rope; got {type(rope).__name__}")
+    check_mask(mask)
     given = {"query": query, "key": key, "value": value, "bias": bias}
     given["mask"] = None if isinstance(mask, masks.Mask) else mask
     given |= {"query_lengths": query_seq_lengths, "key_value_lengths": key_value_seq_lengths}
@@ -76,7 +77,11 @@ def dot_product_attention(
         given |= {f"bound{n}": source for n, source in enumerate(sources)}
     static_scale = scale if isinstance(scale, int | float | np.generic) else None
     given["scale"] = None if static_scale is not None else scale
-    operands = {name: operand(x) for name, x in given.items() if x is not None}
+    operands = {
+        name: operand(x, name.replace("_lengths", "_seq_lengths"))
+        for name, x in given.items()
+        if x is not None or name in ("query", "key", "value")
+    }
     spec = Spec(
         names=tuple(operands),
         clauses=clauses,

@@ -152,8 +152,10 @@ def _varying(x: jax.Array) -> frozenset[str]:
     return getattr(aval, "vma", frozenset()) if known is None else known.varying
 
 
-def operand(x: Any) -> jax.Array:
-    """x as a JAX array of a type that wgattn has; 64-bit ones become 32-bit."""
+def operand(x: Any, name: str = "an argument") -> jax.Array:
+    """x as a JAX array of a type that wgattn has; 64-bit become 32-bit. `name` is for the error where x is none."""
+    if x is None or isinstance(x, str):
+        raise TypeError(f"{name} must be an array or a number; got {x!r}")
     array = jnp.asarray(np.asarray(x) if isinstance(x, Array) else x)
     dtype = canonical(array.dtype)
     return array if array.dtype == dtype else array.astype(dtype)
