@@ -24,6 +24,7 @@ FLOORS = {
     "_record": 5,
     "_trace": 5,
     "_array": 5,
+    "_ufunc": 5,
     "_functions": 5,
     "_run": 5,
     "_jit": 5,

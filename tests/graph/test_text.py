@@ -12,12 +12,6 @@ from wgattn.masks import Mask, causal, chunked, full, local, prefix
 Q, K = np.ones((2, 1024, 8, 64), np.float16), np.ones((2, 2, 1024, 64), np.float16)
 
 
-@pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The width that a text has where no terminal says."""
-    monkeypatch.setenv("COLUMNS", "163")
-
-
 def attend(q: Any, k: Any, v: Any) -> Any:
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     q, k = wa.nn.rope(q), wa.nn.rope(k)
