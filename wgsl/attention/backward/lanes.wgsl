@@ -2,36 +2,40 @@
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
 {% import "shared/texels.wgsl" as texels %}
-{% set quads = namespace(own_head=1 if own_head_texel == "f32" else 2, own_value=1 if own_value_texel == "f32" else 2, head=1 if head_texel == "f32" else 2, value=1 if value_texel == "f32" else 2) %}
 {% set head_chunks, value_chunks = HEAD_DIM // 4, VALUE_DIM // 4 %}
+{# Quads a texel, and texels of a streamed row that one lane reads. #}
+{% set own_head_quads, own_value_quads = 1 if own_head_texel == "f32" else 2, 1 if own_value_texel == "f32" else 2 %}
+{% set head_quads, value_quads = 1 if head_texel == "f32" else 2, 1 if value_texel == "f32" else 2 %}
+{% set head_per, value_per = head_chunks // head_quads // HEAD_SHARES, value_chunks // value_quads // VALUE_SHARES %}
 
-// Lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP rows of one side, a lane ROWS of them, and passes over the other side ITEMS rows a turn.
+// Lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP rows of one side, a lane ROWS of them, and passes over the
+// other side ITEMS rows a turn.
 %% if BY == "query"
-// Its own are query rows of one key/value head, the heads of its group side by side: q and grad_out. Keys stream by. It adds up the query's gradient, unscaled.
+// Its own are query rows of one key/value head, the heads of its group side by side: q and grad_out. Keys stream by.
+// It adds up the query's gradient, unscaled.
 %% else
-// Its own are keys of one key/value head: K and V. The query rows of all heads of the group stream by. It adds up the key's and the value's gradients.
+// Its own are keys of one key/value head: K and V. The query rows of all heads of the group stream by. It adds up the
+// key's and the value's gradients.
 %% endif
-// Lane l reads of streamed row l % ITEMS the share l / ITEMS, from textures, and shuffles from constant lanes hand it to all. Everything but the loop over
-// turns is unrolled over named values: no workgroup memory, no barrier, no array.
+// Lane l reads of streamed row l % ITEMS the share l / ITEMS, from textures, and shuffles from constant lanes hand it
+// to all. Everything but the loop over turns is unrolled over named values: no workgroup memory, no barrier, no array.
 
 %% for name in ("query", "key", "value", "grad_out")
 {{ texels.place(name) }}
 %% endfor
-{# A lane's own row of one operand, as quads named {to}_{r}_{chunk}. #}
-{% macro own_row(to, operand, texel, each, chunks, place, r, factor) %}
-    let {{ to }}_at_{{ r }} = {{ place }};
+{# A lane's own row of one operand, which starts at {to}_at_{r}, as quads named {to}_{r}_{chunk}. #}
+{% macro own_row(to, operand, texel, each, chunks, r, factor) %}
 %% for d in range(chunks // each)
-    let {{ to }}_texel_{{ r }}_{{ d }} = textureLoad({{ operand }}, vec2u({{ to }}_at_{{ r }}.x + {{ d }}u, {{ to }}_at_{{ r }}.y));
+    let {{ to }}_texel_{{ r }}_{{ d }} = textureLoad({{ operand }}, {{ to }}_at_{{ r }} + vec2u({{ d }}u, 0u));
 %% for i in range(each)
     let {{ to }}_{{ r }}_{{ d * each + i }} = {{ factor }}{{ texels.four("%s_texel_%s_%s" | format(to, r, d), texel, i) }};
 %% endfor
 %% endfor
 {% endmacro %}
-{# A lane's share of a streamed row, as texels named {to}_{d}. #}
-{% macro streamed(to, operand, per, place) %}
-        let {{ to }}_at = {{ place }};
+{# A lane's share of a streamed row, which starts at {to}_at, as texels named {to}_{d}. #}
+{% macro streamed(to, operand, per) %}
 %% for d in range(per)
-        let {{ to }}_{{ d }} = textureLoad({{ operand }}, vec2u({{ to }}_at.x + {{ to }}_share + {{ d }}u, {{ to }}_at.y));
+        let {{ to }}_{{ d }} = textureLoad({{ operand }}, {{ to }}_at + vec2u({{ to }}_share + {{ d }}u, 0u));
 %% endfor
 {% endmacro %}
 {# {sum}_{r}_{j} += own row · streamed row, over all dims. #}
@@ -77,7 +81,8 @@
 %% endfor
 %% endfor
 {% endmacro %}
-// The weight of a logit and the gradient by the scaled score, without a branch; both 0 where the key is not kept, whatever lies there.
+// The weight of a logit and the gradient by the scaled score, without a branch; both 0 where the key is not kept,
+// whatever lies there.
 fn weigh(x: f32, scaled: f32, by_weight: f32, row: Statistics) -> vec2f {
 %% if NATURAL
     let p = exp2(((x - row.top) - row.rest) * LOG2_E);
@@ -107,7 +112,8 @@ fn lanes_{{ BY }}(
     let count = parameters.key_end - parameters.key_first;
 %% endif
     let blocks = (count + ROWS * SUBGROUP - 1u) / (ROWS * SUBGROUP);
-    // Threads take runs of workgroups, and under a causal mask blocks have more work towards one end: they come from both ends by turns.
+    // Threads take runs of workgroups, and under a causal mask blocks have more work towards one end: they come from
+    // both ends by turns.
     let turn = index % blocks;
     let block = select(turn / 2u, blocks - 1u - turn / 2u, turn % 2u == 1u);
     index /= blocks;
@@ -119,8 +125,8 @@ fn lanes_{{ BY }}(
     let first_own = block * (ROWS * SUBGROUP);
     let last_own = min(first_own + ROWS * SUBGROUP, count) - 1u;
     let scale = query_scale(b);
-    let head_share = lane / ITEMS % {{ HEAD_SHARES }}u * {{ head_chunks // quads.head // HEAD_SHARES }}u;
-    let value_share = lane / ITEMS % {{ VALUE_SHARES }}u * {{ value_chunks // quads.value // VALUE_SHARES }}u;
+    let head_share = lane / ITEMS % {{ HEAD_SHARES }}u * {{ head_per }}u;
+    let value_share = lane / ITEMS % {{ VALUE_SHARES }}u * {{ value_per }}u;
 %% if BY == "query"
     // Every key of this range is below its sequence's length, and no other is read.
     let keys = block_keys(b, first_own / sharing, last_own / sharing, parameters.key_first, parameters.key_end);
@@ -147,15 +153,19 @@ fn lanes_{{ BY }}(
 %% if problem.segments
     let segment_{{ r }} = row_query_segments(b, parameters.t_first + t_{{ r }});
 %% endif
-{{ own_row("own_head", "query", own_head_texel, quads.own_head, head_chunks, "query_place(b, t_%s, n_%s)" | format(r, r), r, "scale * ") }}
-{{ own_row("own_value", "grad_out", own_value_texel, quads.own_value, value_chunks, "grad_out_place(b, t_%s, n_%s)" | format(r, r), r, "") }}
+    let own_head_at_{{ r }} = query_place(b, t_{{ r }}, n_{{ r }});
+    let own_value_at_{{ r }} = grad_out_place(b, t_{{ r }}, n_{{ r }});
+{{ own_row("own_head", "query", own_head_texel, own_head_quads, head_chunks, r, "scale * ") }}
+{{ own_row("own_value", "grad_out", own_value_texel, own_value_quads, value_chunks, r, "") }}
 %% else
     let s_{{ r }} = parameters.key_first + min(row_{{ r }}, last_own);
 %% if problem.segments
     let segment_{{ r }} = row_key_segments(b, s_{{ r }});
 %% endif
-{{ own_row("own_head", "key", own_head_texel, quads.own_head, head_chunks, "key_place(b, s_%s - parameters.key_first, k)" | format(r), r, "scale * ") }}
-{{ own_row("own_value", "value", own_value_texel, quads.own_value, value_chunks, "value_place(b, s_%s - parameters.key_first, k)" | format(r), r, "") }}
+    let own_head_at_{{ r }} = key_place(b, s_{{ r }} - parameters.key_first, k);
+    let own_value_at_{{ r }} = value_place(b, s_{{ r }} - parameters.key_first, k);
+{{ own_row("own_head", "key", own_head_texel, own_head_quads, head_chunks, r, "scale * ") }}
+{{ own_row("own_value", "value", own_value_texel, own_value_quads, value_chunks, r, "") }}
 %% for c in range(value_chunks)
     var value_sum_{{ r }}_{{ c }} = vec4f();
 %% endfor
@@ -167,29 +177,41 @@ fn lanes_{{ BY }}(
 
     for (var tile = first; tile < end; tile += ITEMS) {
 %% if problem.segments
-{% set segment_read = "row_key_segments(b, min(tile + lane % ITEMS, end - 1u))" if BY == "query" else "row_query_segments(b, parameters.t_first + asked.x + min(tile + lane % ITEMS, end - 1u) / sharing)" %}
         // Turns whose ids no own row has are passed by; the last one is worked on in any case.
-        var segment = {{ segment_read }};
+        var segment = 0u;
         for (; tile + ITEMS < end; tile += ITEMS) {
-            segment = {{ segment_read }};
+%% if BY == "query"
+            segment = row_key_segments(b, tile + lane % ITEMS);
+%% else
+            segment = row_query_segments(b, parameters.t_first + asked.x + (tile + lane % ITEMS) / sharing);
+%% endif
             var met = false;
 %% for j in range(ITEMS)
             let id_{{ j }} = subgroupShuffle(segment, {{ j }}u);
-            met = met || {% for r in range(ROWS) %}id_{{ j }} == segment_{{ r }}{{ " || " if not loop.last }}{% endfor %};
+%% for r in range(ROWS)
+            met = met || id_{{ j }} == segment_{{ r }};
+%% endfor
 %% endfor
             if (subgroupAny(met)) {
                 break;
             }
         }
-        segment = {{ segment_read }};
 %% endif
         let item = min(tile + lane % ITEMS, end - 1u);
 %% if BY == "query"
-{{ streamed("head", "key", head_chunks // quads.head // HEAD_SHARES, "key_place(b, item - parameters.key_first, k)") }}
-{{ streamed("value", "value", value_chunks // quads.value // VALUE_SHARES, "value_place(b, item - parameters.key_first, k)") }}
+%% if problem.segments
+        segment = row_key_segments(b, item);
+%% endif
+        let head_at = key_place(b, item - parameters.key_first, k);
+        let value_at = value_place(b, item - parameters.key_first, k);
+{{ streamed("head", "key", head_per) }}
+{{ streamed("value", "value", value_per) }}
 %% else
         let t = asked.x + item / sharing;
         let n = k * sharing + item % sharing;
+%% if problem.segments
+        segment = row_query_segments(b, parameters.t_first + t);
+%% endif
         let statistics = statistics_of(b, t, n);
         var kept = kept_keys(b, t);
         let there = tile + lane % ITEMS < end;
@@ -197,8 +219,10 @@ fn lanes_{{ BY }}(
 %% if problem.keys.clauses | length > 1
         kept.also_end = select(0, kept.also_end, there);
 %% endif
-{{ streamed("head", "query", head_chunks // quads.head // HEAD_SHARES, "query_place(b, t, n)") }}
-{{ streamed("value", "grad_out", value_chunks // quads.value // VALUE_SHARES, "grad_out_place(b, t, n)") }}
+        let head_at = query_place(b, t, n);
+        let value_at = grad_out_place(b, t, n);
+{{ streamed("head", "query", head_per) }}
+{{ streamed("value", "grad_out", value_per) }}
 %% endif
 %% for r in range(ROWS)
 %% for j in range(ITEMS)
@@ -206,12 +230,18 @@ fn lanes_{{ BY }}(
         var by_weight_{{ r }}_{{ j }} = 0.0;
 %% endfor
 %% endfor
-{{ products("product", "own_head", "head", head_texel, quads.head, head_chunks // quads.head // HEAD_SHARES, HEAD_SHARES) }}
-{{ products("by_weight", "own_value", "value", value_texel, quads.value, value_chunks // quads.value // VALUE_SHARES, VALUE_SHARES) }}
+{{ products("product", "own_head", "head", head_texel, head_quads, head_per, HEAD_SHARES) }}
+{{ products("by_weight", "own_value", "value", value_texel, value_quads, value_per, VALUE_SHARES) }}
 %% for j in range(ITEMS)
 %% if BY == "key_value"
-        let statistics_{{ j }} = Statistics(subgroupShuffle(statistics.top, {{ j }}u), subgroupShuffle(statistics.delta, {{ j }}u){{ ", subgroupShuffle(statistics.rest, %su)" | format(j) if NATURAL }});
-        let kept_{{ j }} = Kept(subgroupShuffle(kept.first, {{ j }}u), subgroupShuffle(kept.end, {{ j }}u){{ ", subgroupShuffle(kept.also_first, %su), subgroupShuffle(kept.also_end, %su)" | format(j, j) if problem.keys.clauses | length > 1 }});
+        var statistics_{{ j }} = statistics;
+%% for field in ("top", "delta", "rest") if field != "rest" or NATURAL
+        statistics_{{ j }}.{{ field }} = subgroupShuffle(statistics.{{ field }}, {{ j }}u);
+%% endfor
+        var kept_{{ j }} = kept;
+%% for field in ("first", "end", "also_first", "also_end") if "also" not in field or problem.keys.clauses | length > 1
+        kept_{{ j }}.{{ field }} = subgroupShuffle(kept.{{ field }}, {{ j }}u);
+%% endfor
         let t_{{ j }} = subgroupShuffle(t, {{ j }}u);
         let n_{{ j }} = subgroupShuffle(n, {{ j }}u);
 %% endif
@@ -220,18 +250,19 @@ fn lanes_{{ BY }}(
 %% endif
 %% for r in range(ROWS)
 {% set row, key = (r, "tile + %su" | format(j)) if BY == "query" else (j, "s_%s" | format(r)) %}
-        var x_{{ r }}_{{ j }} = logit(product_{{ r }}_{{ j }}, b, n_{{ row }}, t_{{ row }}, {{ key }}, kept_{{ row }});
+        let score_{{ r }}_{{ j }} = product_{{ r }}_{{ j }};
+        var x_{{ r }}_{{ j }} = logit(score_{{ r }}_{{ j }}, b, n_{{ row }}, t_{{ row }}, {{ key }}, kept_{{ row }});
 %% if problem.segments
         x_{{ r }}_{{ j }} = select(MASKED, x_{{ r }}_{{ j }}, segment_{{ r }} == segment_of_{{ j }});
 %% endif
-        let share_{{ r }}_{{ j }} = weigh(x_{{ r }}_{{ j }}, product_{{ r }}_{{ j }}, by_weight_{{ r }}_{{ j }}, statistics_{{ row }});
+        let share_{{ r }}_{{ j }} = weigh(x_{{ r }}_{{ j }}, score_{{ r }}_{{ j }}, by_weight_{{ r }}_{{ j }}, statistics_{{ row }});
         let weight_{{ r }}_{{ j }} = share_{{ r }}_{{ j }}.x;
         let by_score_{{ r }}_{{ j }} = share_{{ r }}_{{ j }}.y;
 %% endfor
 %% endfor
-{{ add_products("head_sum", "by_score", "head", head_texel, quads.head, head_chunks // quads.head // HEAD_SHARES, HEAD_SHARES) }}
+{{ add_products("head_sum", "by_score", "head", head_texel, head_quads, head_per, HEAD_SHARES) }}
 %% if BY == "key_value"
-{{ add_products("value_sum", "weight", "value", value_texel, quads.value, value_chunks // quads.value // VALUE_SHARES, VALUE_SHARES) }}
+{{ add_products("value_sum", "weight", "value", value_texel, value_quads, value_per, VALUE_SHARES) }}
 %% endif
     }
 
@@ -244,7 +275,11 @@ fn lanes_{{ BY }}(
         let live_{{ r }} = is_live(b, t_{{ r }});
 %% endif
 %% for c in range(head_chunks)
-        add_sum(at_{{ r }} + {{ c }}u, {{ "select(vec4f(), head_sum_%s_%s, live_%s)" | format(r, c, r) if problem.query_lengths else "head_sum_%s_%s" | format(r, c) }});
+%% if problem.query_lengths
+        add_sum(at_{{ r }} + {{ c }}u, select(vec4f(), head_sum_{{ r }}_{{ c }}, live_{{ r }}));
+%% else
+        add_sum(at_{{ r }} + {{ c }}u, head_sum_{{ r }}_{{ c }});
+%% endif
 %% endfor
 %% else
         // A row of sums holds the key's part, then the value's.
