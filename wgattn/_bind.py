@@ -46,7 +46,7 @@ class BoundCall:
 
 
 def bind(query: Any, key: Any, value: Any) -> BoundCall:
-    given = {name: _array(x, name) for name, x in (("query", query), ("key", key), ("value", value))}
+    given = {name: array_of(x, name) for name, x in (("query", query), ("key", key), ("value", value))}
     for name, x in given.items():
         letters = "BTNH or TNH" if name == "query" else "BSKH or SKH"
         if x.ndim not in (3, 4):
@@ -70,7 +70,7 @@ def bind(query: Any, key: Any, value: Any) -> BoundCall:
     return BoundCall(q, k, v, given["query"].shape[:-3])
 
 
-def _array(given: Any, name: str) -> Array:
+def array_of(given: Any, name: str) -> Array:
     """`given` as an Array; errors begin with the argument's name."""
     try:
         return asarray(given)
@@ -133,7 +133,7 @@ def scores(given: Any, name: str, call: BoundCall) -> Array:
     """A bias or mask as (B or 1, N or 1, T or 1, S or 1)."""
     if name == "mask":
         check_mask(given)
-    x = _array(given, name)
+    x = array_of(given, name)
     if name == "mask" and x.dtype != bool_:
         raise TypeError(
             f"mask must be bool, True where a key takes part; got {x.dtype.name}: pass an additive mask as bias, "
@@ -185,7 +185,7 @@ def window(given: Any) -> tuple[int, int]:
 
 def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
     """A run-time int32 array (B,), or () where `scalar` allows it."""
-    x = _array(given, name)
+    x = array_of(given, name)
     if x.dtype != int32:
         raise TypeError(f"{name} must be int32; got {x.dtype.name}: cast with .astype(np.int32)")
     if x.shape != (B,) and not (scalar and x.shape == ()):
@@ -194,7 +194,7 @@ def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
 
 
 def segment_ids(given: Any, name: str, B: int, letter: str, count: int) -> Array:
-    x = _array(given, f"segments: {name}")
+    x = array_of(given, f"segments: {name}")
     if x.dtype != int32:
         raise TypeError(f"segments: {name} must be int32; got {x.dtype.name}: cast with .astype(np.int32)")
     if x.shape not in ((count,), (1, count), (B, count)):
@@ -203,7 +203,7 @@ def segment_ids(given: Any, name: str, B: int, letter: str, count: int) -> Array
 
 
 def sink_logits(given: Any, N: int) -> Array:
-    x = _array(given, "sinks")
+    x = array_of(given, "sinks")
     if not is_float(x.dtype):
         raise TypeError(f"sinks must be float; got {x.dtype.name}: cast with sinks.astype(np.float32)")
     if x.shape != (N,):
@@ -220,7 +220,7 @@ def scale_of(given: Any) -> tuple[float | None, Array | None]:
         if not math.isfinite(number):
             raise ValueError(f"scale must be finite; got {given}")
         return number, None
-    x = _array(given, "scale")
+    x = array_of(given, "scale")
     if x.shape != () or x.dtype == bool_:
         raise ValueError(f"scale is a number or an array (); got {x.dtype.name} {x.shape}")
     return 1.0, x.astype(float32)

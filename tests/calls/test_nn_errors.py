@@ -158,8 +158,9 @@ def test_rope(call: Any, error: type[Exception], text: str):
     ],
 )
 def test_arguments_are_named(arguments: dict[str, Any], error: type[Exception], text: str):
-    with pytest.raises(error, match=text):
-        nn.dot_product_attention(**{"query": Q, "key": K, "value": V, **arguments})
+    for called in (nn.dot_product_attention, wa.validate):
+        with pytest.raises(error, match=text):
+            called(**{"query": Q, "key": K, "value": V, **arguments})
 
 
 @pytest.mark.parametrize(

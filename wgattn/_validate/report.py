@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._array import Array, asarray
+from .._bind import array_of
 from .._record import build
 from .._reference import Result, RowMask, attention, kept_keys, segments
 from .._run import executable
@@ -78,7 +79,7 @@ def validate(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = Non
     """
     from ..nn import dot_product_attention
 
-    arrays = asarray(query), asarray(key), asarray(value)
+    arrays = array_of(query, "query"), array_of(key, "key"), array_of(value, "value")
     given = {**options, "return_residual": True, "residual_dtype": np.float32}
     out, residual = dot_product_attention(*arrays, bias=bias, mask=mask, **given)
     variant = _variant(out, residual)
