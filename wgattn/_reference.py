@@ -83,10 +83,10 @@ def attention(
 ) -> Result:
     """Attention of query BTNH over key BSKH and value BSKHv (or without B), row by row, never holding T × S.
 
-    `mask` is a bool array broadcastable to BNTS, or a function of the rows. `scale` is a number, or one for each of B.
-    `empty` says what a row that keeps no key gives: "mean" is `dot_product_attention`'s rule, "zero" (0, residual -inf)
-    that of caches and partial results. `rows` computes only those queries; the result's T axis is then theirs. Raises
-    ValueError where shapes do not fit.
+    `mask` is a bool array broadcastable to BNTS, or a function of the rows. `scale` is a number, or one for each of B;
+    `sinks` are (N,) or (B, N). `empty` says what a row that keeps no key gives: "mean" is `dot_product_attention`'s
+    rule, "zero" (0, residual -inf) that of caches and partial results. `rows` computes only those queries; the result's
+    T axis is then theirs. Raises ValueError where shapes do not fit.
 
     >>> one = np.ones((1, 1, 2)); attention(one, one, one).out.tolist()
     [[[1.0, 1.0]]]
@@ -99,7 +99,8 @@ def attention(
     chosen = np.arange(T) if rows is None else np.arange(T)[rows]
     out = np.zeros((B, len(chosen), N, Hv))
     residual = np.empty((B, len(chosen), N))
-    residual[...] = -np.inf if sinks is None else _f64(sinks)
+    sinks = None if sinks is None else np.broadcast_to(_f64(sinks), (B, N))
+    residual[...] = -np.inf if sinks is None else sinks[:, None]
 
     if out.size and S:
         G = N // K
@@ -132,7 +133,7 @@ def attention(
                         with np.errstate(invalid="ignore"):
                             logits = logits + np.where(np.isneginf(part), 0, part)
                     kept = np.broadcast_to(kept, logits.shape) & (block < query_lengths[b])[:, None]
-                    sink = None if sinks is None else _f64(sinks)[heads]
+                    sink = None if sinks is None else sinks[b, heads]
                     o, r = _rows(logits, kept, _f64(values[b, :, k]), sink, empty)
                     o[:, block >= query_lengths[b]] = 0
                     out[b, start : start + step, heads] = o.swapaxes(0, 1)

@@ -54,14 +54,16 @@ def attention_gradient(
     """The gradient of sum(grad_out · out) by query, key, value, bias, sinks and scale; the arguments are `attention`'s.
 
     grad_out has out's shape; what it holds in rows ≥ query_seq_lengths is not read, nor is K or V of keys that no row
-    keeps. The scale's gradient is by each of B where scale is (B,), else (). Holds T × S of one key/value head.
+    keeps. The scale's gradient is by each of B where scale is (B,), else (); that of sinks likewise. Holds T × S of
+    one key/value head.
     """
     queries, keys, values, given = (_batched(x) for x in (query, key, value, grad_out))
     (B, T, N, H), (S, K) = queries.shape, keys.shape[1:3]
     dq, dk, dv = (np.zeros(x.shape) for x in (queries, keys, values))
     padded = None if bias is None else _padded(bias)
     dbias: np.ndarray | None = None if padded is None else np.zeros_like(padded, np.float64)
-    dsinks = None if sinks is None else np.zeros(N)
+    dsinks = None if sinks is None else np.zeros((B, N))
+    rows_of_sinks = None if sinks is None else np.broadcast_to(_f64(sinks), (B, N))
     dscale = np.zeros(B)
     if given.size and S:
         G = N // K
@@ -88,12 +90,13 @@ def attention_gradient(
                     q, stored = _rotated(q, turn[0], rope), _rotated(stored, turn[1], rope)
                 product = q @ stored.T
                 capped = _logits(q, stored, scales[b], softcap)
-                p, sink_share = _weights(capped + np.where(np.isneginf(part), 0, part), kept, sinks, heads)
+                sink = None if rows_of_sinks is None else rows_of_sinks[b, heads, None]
+                p, sink_share = _weights(capped + np.where(np.isneginf(part), 0, part), kept, sink)
                 dp = np.where(kept, do @ v.T, 0)
                 delta = (p * dp).sum(-1, keepdims=True)
                 dlogit = p * (dp - delta)
                 if dsinks is not None:
-                    dsinks[heads] -= (sink_share * delta[..., 0]).sum(-1)
+                    dsinks[b, heads] -= (sink_share * delta[..., 0]).sum(-1)
                 if dbias is not None:
                     at = min(b, len(dbias) - 1), heads if dbias.shape[1] > 1 else slice(None)
                     over = tuple(axis for axis in range(3) if dbias.shape[axis + 1] == 1)
@@ -112,7 +115,7 @@ def attention_gradient(
         dk.reshape(key.shape),
         dv.reshape(value.shape),
         None if dbias is None or bias is None else dbias.reshape(bias.shape),
-        dsinks,
+        dsinks if dsinks is None or sinks is None or sinks.ndim == 2 else dsinks.sum(0),
         dscale if isinstance(scale, np.ndarray) and scale.ndim else np.asarray(dscale.sum()),
     )
 
@@ -129,13 +132,10 @@ def _rotated(x: np.ndarray, turn: tuple[np.ndarray, np.ndarray], rope: RopeRule,
     return rotate(x[..., None, :], turn[0], way * turn[1], rope.style)[..., 0, :]
 
 
-def _weights(
-    logits: np.ndarray, kept: np.ndarray, sinks: np.ndarray | None, heads: slice
-) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax weights (G, T, S), and the sink's (G, T); 0 in rows that keep no key."""
+def _weights(logits: np.ndarray, kept: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax weights (G, T, S), and the sink's (G, T), of sinks (G, 1); 0 in rows that keep no key."""
     alone = ~kept.any(-1)
     peak = np.where(kept, logits, -np.inf).max(-1)
-    sink = None if sinks is None else _f64(sinks)[heads, None]
     if sink is not None:
         peak = np.maximum(peak, sink)
     peak = np.where(alone, 0, peak)

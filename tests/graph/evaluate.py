@@ -131,8 +131,9 @@ def _entry(name: str, x: np.ndarray, index: int, count: int) -> np.ndarray:
         "mask": 5,
         "query_segments": 3,
         "key_segments": 3,
+        "sinks": 3,
     }
-    if name in ("sinks", "scale") or x.ndim < per_batch.get(name, 2):
+    if name == "scale" or x.ndim < per_batch.get(name, 2):
         return x
     assert x.shape[0] in (1, count)
     return x[min(index, x.shape[0] - 1)]
@@ -159,7 +160,8 @@ def _attention_gradient(gradient: op.AttentionGradient, given: list[np.ndarray])
         whole = each[0] if count is None else np.stack(each)
         if name == "scale":
             whole = whole * (1.0 if gradient.call.scale is None else gradient.call.scale)
-        shared = count is not None and (name in ("sinks", "scale") or (name == "bias" and operands[name].ndim < 5))
+        own = {"bias": 5, "sinks": 3}.get(name, 0)
+        shared = count is not None and (name == "scale" or operands[name].ndim < own)
         results.append(whole.sum(0) if shared else whole)
     return tuple(results)
 

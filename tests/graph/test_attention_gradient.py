@@ -69,6 +69,19 @@ def test_a_gradient_of_sinks_is_float32() -> None:
         infer(gradient(("sinks",), given, bfloat16), list(given.values()))
 
 
+@pytest.mark.parametrize("shape", [(4,), (2, 4)])
+def test_sinks_of_all_or_of_each_batch_entry(shape: tuple[int, ...]) -> None:
+    given = avals(sinks=Aval(shape, float32))
+    assert infer(gradient(("sinks",), given), list(given.values()))[0].shape == shape
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (1, 4), (), (1, 2, 4)])
+def test_sinks_of_other_shapes(shape: tuple[int, ...]) -> None:
+    given = avals(sinks=Aval(shape, float32))
+    with pytest.raises(ValueError, match="sinks"):
+        infer(gradient(("sinks",), given), list(given.values()))
+
+
 def test_words() -> None:
     given = avals()
     nodes = [

@@ -76,6 +76,21 @@ def test_a_second_batch_axis_and_shared_keys() -> None:
     compare(r.graph(*recorded(r, Call(residual=float32), (q, k, v), ("query", "key", "value"), grad_out)))
 
 
+@pytest.mark.device
+def test_sinks_of_each_batch_entry() -> None:
+    """One row for each entry, as they lie, in another order, and as rows that entries share."""
+    for lie in (
+        lambda r: r.input(3, 2, 4),
+        lambda r: r.do(op.Transpose((1, 0, 2)), r.input(2, 3, 4)),
+        lambda r: r.do(op.BroadcastTo((3, 2, 4)), r.input(3, 1, 4)),
+        lambda r: r.do(op.BroadcastTo((3, 2, 4)), r.input(2, 4)),
+    ):
+        r = Recording()
+        rows = r.input(3, 2, 5, 4, 8), r.input(3, 2, 7, 2, 8), r.input(3, 2, 7, 2, 8)
+        grad_out = r.input(3, 2, 5, 4, 8)
+        compare(r.graph(*recorded(r, Call(residual=float32), rows, ("query", "sinks"), grad_out, sinks=lie(r))))
+
+
 @pytest.mark.parametrize("kind", ["discrete", "cpu"])
 def test_the_plan_needs_no_device(kind: Any) -> None:
     r = Recording()

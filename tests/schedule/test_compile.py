@@ -103,11 +103,13 @@ def test_small_arrays_have_one_entry_or_one_a_batch_entry():
         found = per_entry(name, Operand(int32, shape, strides), batch)
         return found.shape, found.strides
 
-    assert entry((), (), (2, 3)) == ((1,), (0,))
+    assert entry((), (), (2, 3)) == ((1,), (1,))  # as it lies: an array that all entries share is not copied
     assert entry((3,), (1,), (1, 3)) == ((3,), (1,))
     assert entry((3,), (2,), (1, 3)) == ((3,), (2,))
     assert entry((2, 3), (3, 1), (2, 3)) == ((6,), (1,))
     assert entry((2, 1), (1, 1), (2, 3)) == ((2, 3), (1, 0))
-    assert entry((7,), (1,), (2, 3), "key_segments") == ((1, 7), (0, 1))
+    assert entry((7,), (1,), (2, 3), "key_segments") == ((1, 7), (7, 1))
+    assert entry((4,), (1,), (2, 3), "sinks") == ((1, 4), (4, 1))
+    assert entry((2, 3, 4), (12, 4, 1), (2, 3), "sinks") == ((6, 4), (4, 1))
     assert entry((2, 3, 7), (21, 7, 1), (2, 3), "key_segments") == ((6, 7), (7, 1))
     assert entry((3, 7), (7, 1), (2, 3), "key_segments") == ((2, 3, 7), (0, 7, 1))

@@ -195,8 +195,8 @@ def _rotate(operation: Rotate, operands: Sequence[Aval]) -> Aval:
 def _attention(operation: Attention, operands: Sequence[Aval]) -> tuple[Aval, ...]:
     """`nn` has checked what a user gave; these hold for every Attention node, recorded or made by a rewrite.
 
-    bias and mask are (B or 1, N or 1, T or 1, S or 1); lengths, offsets and bound sources () or (B,); sinks (N,);
-    scale (); segments (T,), (S,) or with B in front.
+    bias and mask are (B or 1, N or 1, T or 1, S or 1); lengths, offsets, bound sources and scale () or (B,); sinks
+    (N,), segments (T,) and (S,), or these with B in front. B may be two axes.
     """
     given = dict(zip(operation.operands, operands, strict=True))
     query, key, value = given["query"], given["key"], given["value"]
@@ -211,6 +211,8 @@ def _attention(operation: Attention, operands: Sequence[Aval]) -> tuple[Aval, ..
     for name in ("bias", "mask"):
         if name in given and not _broadcasts(given[name].shape, (*batch, N, T, S)):
             raise ValueError(f"attention: {name} {given[name].shape} does not broadcast to {(*batch, N, T, S)}")
+    if "sinks" in given and not (given["sinks"].shape[-1:] == (N,) and _broadcasts(given["sinks"].shape, (*batch, N))):
+        raise ValueError(f"attention: sinks {given['sinks'].shape} are neither (N,) = ({N},) nor {(*batch, N)}")
     for name in (*ROW_OPERANDS, *operation.call.sources):
         if name in given and given[name].dtype != (float32 if name in ("sinks", "scale") else int32):
             raise TypeError(f"attention: {name} must not be {given[name].dtype.name}")
@@ -241,6 +243,8 @@ def _attention_gradient(operation: AttentionGradient, operands: Sequence[Aval]) 
         if dtype not in FLOATS or (name == "sinks" and dtype != float32):
             raise TypeError(f"attention's gradient by {name} must not be {dtype.name}")
         shape = given[name].shape
+        if name == "sinks" and shape not in (shape[-1:], (*batch, shape[-1])):
+            raise ValueError(f"attention's gradient: sinks {shape} are neither {shape[-1:]} nor {(*batch, shape[-1])}")
         found.append(Aval((*batch, *shape[len(batch) :]) if name in ("key", "value") else shape, dtype))
     return tuple(found)
 

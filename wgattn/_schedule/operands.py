@@ -1,11 +1,13 @@
 """What kernels see of a graph's values: Operands of views, and attention's operands on the axes that it takes."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 from wgattn._dtypes import float32, int32
 from wgattn._graph.graph import View
+from wgattn._kernels.attention.problem import TAILED
 from wgattn._kernels.kernel import Operand
 
 ALIGNMENT = 16  # kernels read whole quads, so every buffer is padded to one
@@ -50,13 +52,11 @@ def rows_are_runs(given: Operand) -> bool:
 
 
 def per_entry(name: str, given: Operand, batch: tuple[int, int]) -> Operand:
-    """A small run-time array as (1 or B0 · B1,), segments with T or S behind; sinks stay (N,)."""
-    if name == "sinks":
-        return given
-    tail = given.shape[-1:] if name in ("query_segments", "key_segments") else ()
+    """A small run-time array as (1 or B0 · B1,), segments with T or S behind, sinks with N."""
+    tail = given.shape[-1:] if name in TAILED else ()
     lead = given.shape[: len(given.shape) - len(tail)]
     if all(size == 1 for size in lead):
-        return replace(given, shape=(1, *tail), strides=(0, *given.strides[len(lead) :]))
+        return replace(given, shape=(1, *tail), strides=(math.prod(tail), *given.strides[len(lead) :]))
     whole = expand(given, (*batch, *tail))
     (B0, B1), (outer, inner) = batch, whole.strides[:2]
     if B0 == 1 or B1 == 1 or outer == B1 * inner:

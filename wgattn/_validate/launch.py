@@ -57,9 +57,7 @@ def _entries(
         array = operands[name]
         if name in ("bias", "mask"):
             return array[min(b, array.shape[0] - 1)] if array.ndim == 5 else array
-        if name == "sinks":
-            return array
-        inner = {"query": 3, "key": 3, "value": 3, "query_segments": 1, "key_segments": 1}.get(name, 0)
+        inner = {"query": 3, "key": 3, "value": 3, "query_segments": 1, "key_segments": 1, "sinks": 1}.get(name, 0)
         whole = np.broadcast_to(array, (*batch, *array.shape[array.ndim - inner :]))
         return whole[b] if len(batch) == 2 else whole
 

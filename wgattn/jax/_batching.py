@@ -27,13 +27,6 @@ class Batching:
         """With one axis more, outermost, which some operands have."""
         return Batching((size, *self.sizes), tuple((new, *old) for new, old in zip(operands, self.mapped, strict=True)))
 
-    def without(self, axis: int) -> "Batching":
-        """With one axis fewer."""
-        left = [i for i in range(len(self.sizes)) if i != axis]
-        return Batching(
-            tuple(self.sizes[i] for i in left), tuple(tuple(flags[i] for i in left) for flags in self.mapped)
-        )
-
     def own_shape(self, operand: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """An operand's shape without the mapped axes."""
         return shape[sum(self.mapped[operand]) :]

@@ -11,7 +11,7 @@ import numpy as np
 from wgattn import masks, nn
 from wgattn._array import Array, apply
 from wgattn._dtypes import float32
-from wgattn._functions import broadcast_to, concatenate
+from wgattn._functions import broadcast_to
 from wgattn._graph.operations import Rotate
 from wgattn._jit import JitFunction, jit
 from wgattn._kernels.attention.problem import Call, Clause
@@ -76,8 +76,6 @@ def attend(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[Arr
     """out, with the mapped axes in front, and the float32 residual where it is kept."""
     if not batching.sizes:
         return _one_example(spec, dict(zip(spec.names, arrays, strict=True)))
-    if "sinks" in spec.names and any(batching.mapped[spec.names.index("sinks")]):
-        return _each_its_sinks(spec, batching, arrays)
     return _together(spec, batching, arrays)
 
 
@@ -102,20 +100,6 @@ def _one_example(spec: Spec, operands: dict[str, Array]) -> tuple[Array, ...]:
     return result if spec.residual else (result,)
 
 
-def _each_its_sinks(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """A call for each entry of an axis along which sinks differ: kernels read one (N,)."""
-    axis = batching.mapped[spec.names.index("sinks")].index(True)
-    left, found = batching.without(axis), []
-    for entry in range(batching.sizes[axis]):
-        parts = [
-            x[(slice(None),) * sum(flags[:axis]) + (entry,)] if flags[axis] else x
-            for x, flags in zip(arrays, batching.mapped, strict=True)
-        ]
-        found.append(attend(spec, left, parts))
-    new = (slice(None),) * axis + (None,)
-    return tuple(concatenate([part[new] for part in parts], axis=axis) for parts in zip(*found, strict=True))
-
-
 def _together(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """All mapped axes and B as the two batch axes that attention takes: one call."""
     owns = [batching.own_shape(i, x.shape) for i, x in enumerate(arrays)]
@@ -138,11 +122,11 @@ def _together(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[
     clauses, sources, _ = masks.bind(ranges)
     operands = {name: x for name, x in operands.items() if not name.startswith("bound")}
     operands |= {f"bound{n}": source for n, source in enumerate(sources)}
-    for name in ("sinks", "scale"):
+    for name, tail in (("sinks", 1), ("scale", 0)):
         if name in operands:
-            operands[name] = operands[name].astype(float32)
-    if operands.get("scale", operands["query"]).ndim == 2:
-        operands["scale"] = broadcast_to(operands["scale"], batch)  # its gradient is one number for each batch entry
+            x = operands[name].astype(float32)
+            # the gradient is one for each batch entry, or one in all
+            operands[name] = x if x.ndim == tail else broadcast_to(x, (*batch, *x.shape[2:]))
     if spec.rope is not None:
         operands["query"], operands["key"] = _rotated(spec.rope, operands)
     scale = 1.0 if "scale" in operands else spec.scale

@@ -12,7 +12,7 @@ fn row_end(top: f32, total: f32, b: u32, t: u32, n: u32) -> RowEnd {
     let none = total == 0.0;
 %% if problem.sinks
     // The sink joins the sum once, and adds no value.
-    let natural_sink = bitcast<f32>(rows[parameters.sinks_at + parameters.n_first + n]);
+    let natural_sink = bitcast<f32>(row_sinks(b, parameters.n_first + n));
 %% if NATURAL
     let sink = natural_sink;
 %% else

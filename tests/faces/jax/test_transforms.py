@@ -111,6 +111,55 @@ def test_vmap_over_what_jax_nn_does_not_have() -> None:
         check(np.asarray(mine), np.stack(others), gradient=True, magnitude=8.0)
 
 
+Axes = tuple[int | None, ...]
+ALONE: Axes = (None, None, None, None, 0)
+
+
+def looped(function: Any, axes: Axes) -> Any:
+    """What vmap over `axes` gives, entry after entry."""
+
+    def each(*arrays: Any) -> Any:
+        given = [[x if axis is None else x[i] for x, axis in zip(arrays, axes, strict=True)] for i in range(3)]
+        return jax.tree.map(lambda *found: jnp.stack(found), *(function(*one) for one in given))
+
+    return each
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(
+    "nested",
+    [
+        (ALONE,),
+        ((0, None, None, None, 0),),
+        ((None, 0, 0, 0, 0),),
+        (ALONE, (0, None, None, None, None)),
+        (ALONE, ALONE),
+    ],
+    ids=["alone", "with query", "with key and bias", "outside query", "twice"],
+)
+def test_vmap_over_sinks_is_one_dispatch(nested: tuple[Axes, ...], ran: list[Any]) -> None:
+    """Forward and backward; alone, and beside others that are mapped too or are not."""
+
+    def out(q: Any, k: Any, v: Any, bias: Any, sinks: Any) -> Any:
+        return OURS(q, k, v, bias, sinks=sinks, is_causal=True)
+
+    def gradients(*arrays: Any) -> Any:
+        return jax.grad(lambda *x: (out(*x) * WEIGHT).sum(), range(5))(*arrays)
+
+    depth = [sum(axes[place] == 0 for axes in nested) for place in range(5)]
+    arrays = [x if n else x[0] for x, n in zip((Q, K, V, normal(8, 3, 2, 4, 1, 20)), depth, strict=False)]
+    arrays.append(normal(9, *(3,) * depth[4], 4))
+    for function, calls in ((out, 1), (gradients, 2)):
+        mapped, right = function, function
+        for axes in reversed(nested):
+            mapped, right = jax.vmap(mapped, axes), looped(right, axes)
+        found = jax.jit(mapped)(*arrays)
+        assert [len(program.compiled().schedule.chosen) for program in ran[-calls:]] == [1] * calls
+        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(right(*arrays)), strict=True)
+        for mine, others in pairs:
+            check(np.asarray(mine), np.asarray(others), gradient=function is gradients, magnitude=8.0)
+
+
 @pytest.mark.device
 def test_unmapped_keys_are_one_dispatch_and_are_not_copied(ran: list[Any]) -> None:
     function = jax.jit(jax.vmap(OURS, (0, None, None)))

@@ -161,6 +161,18 @@ def test_tiles_outside_the_kept_keys_are_not_loaded(family: ModuleType, option: 
 
 
 @FAMILY
+@pytest.mark.parametrize("option", ["full", "query_lengths", "bias", "key_lengths"])
+def test_sinks_of_each_batch_entry(family: ModuleType, option: str) -> None:
+    """(B, N), alone in their binding or behind others; whole, and in parts that are merged."""
+    T = 35 if serves(family, 35) else 1
+    sinks = np.linspace(-2, 4, 12, dtype=np.float32).reshape(3, 4)
+    compare(family, inputs(B=3, T=T), sinks=sinks, **options_of(3, T, 37, 4)[option])
+    profile = weak(_runtime.current_profile(), binding_bytes=48 * 1024)
+    arrays = inputs(B=3, T=T, S=300, H=64)
+    compare(family, arrays, sinks=sinks, profile=profile, **options_of(3, T, 300, 4)[option])
+
+
+@FAMILY
 def test_many_workgroups(family: ModuleType) -> None:
     """A grid that must be folded."""
     profile = weak(_runtime.current_profile(), workgroups_per_dimension=37)

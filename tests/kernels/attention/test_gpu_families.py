@@ -82,6 +82,15 @@ def test_long_calls_are_cut(family: ModuleType, T: int, option: str, monkeypatch
         compare(family, arrays, profile=gpu(), **options)
 
 
+@pytest.mark.parametrize(("family", "T"), [(flash_tiled, 3), (decode, 1)], ids=["few", "one"])
+def test_sinks_of_each_batch_entry_in_parts(family: ModuleType, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of the keys at once, then merged; and cut into launches that begin at other heads and entries."""
+    sinks = np.linspace(-2, 4, 18, dtype=np.float32).reshape(3, 6)
+    compare(family, inputs(B=3, T=T, S=1300, N=6, K=2, H=16), profile=gpu(), sinks=sinks)
+    monkeypatch.setitem(launches.MOST_WORK, "discrete", 1)
+    compare(family, inputs(B=3, T=T, S=90, N=6, K=2, H=16), profile=gpu(), sinks=sinks)
+
+
 @pytest.mark.parametrize(("N", "K"), [(3, 1), (8, 1), (9, 1), (24, 2), (40, 1)])
 def test_decode_groups(N: int, K: int) -> None:
     """Groups of any size: blocks of at most eight heads."""

@@ -4,6 +4,7 @@ A launch serves a Box (boxes.py). Operands are cut to it; the numbers that place
 lengths, masks and residuals keep their absolute indices.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from wgattn._dtypes import float32, short_name
 from wgattn._kernels.attention.boxes import Box, cut
-from wgattn._kernels.attention.problem import ROW_OPERANDS, AttentionProblem, Call, scale_of
+from wgattn._kernels.attention.problem import ROW_OPERANDS, TAILED, AttentionProblem, Call, scale_of
 from wgattn._kernels.kernel import (
     Binding,
     Bytes,
@@ -160,6 +161,13 @@ class Rows:
     scratch: Mapping[str, Scratch]
 
 
+def step_of(name: str, operand: Operand, batch: int) -> int:
+    """The elements from one batch entry of a small array to the next; 0 where all share one."""
+    tail = operand.shape[-1:] if name in TAILED else ()
+    lead = operand.shape[: len(operand.shape) - len(tail)]
+    return math.prod(tail) if lead == (batch,) and batch > 1 else 0
+
+
 def gather_rows(problem: AttentionProblem, operands: Mapping[str, Operand], batch: int) -> Rows:
     """One array is bound where it lies, several are copied into one buffer. Each serves one or every batch entry."""
     places, steps, at = {}, [], 0
@@ -167,9 +175,7 @@ def gather_rows(problem: AttentionProblem, operands: Mapping[str, Operand], batc
     for name in names:
         operand = operands[name]
         count = int(np.prod(operand.shape))
-        per_entry = count if name == "sinks" or not operand.shape else count // operand.shape[0]
-        each = name != "sinks" and bool(operand.shape) and operand.shape[0] == batch and batch > 1
-        places[name] = (at, per_entry if each else 0)
+        places[name] = (at, step_of(name, operand, batch))
         steps.append(Copy(Bytes(name, 4 * operand.offset, 4 * count), "rows", 4 * at))
         at += count
     if not names:

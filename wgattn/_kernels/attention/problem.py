@@ -28,6 +28,7 @@ ROW_OPERANDS = (
     "query_segments",
     "key_segments",
 )
+TAILED = ("sinks", "query_segments", "key_segments")  # of these, those with an axis of their own: N, T or S
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ fn far_rows(
     }
     if (parameters.key_end == parameters.S) {
 %% if problem.sinks
-        let sink = bitcast<f32>(rows[parameters.sinks_at + parameters.n_first + n]);
+        let sink = bitcast<f32>(row_sinks(b, parameters.n_first + n));
         let high = max(top, sink);
         total = total * decay(top, high) + decay(sink, high);
         top = high;

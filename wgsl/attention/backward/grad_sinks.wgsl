@@ -2,7 +2,7 @@
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
 
-// Sinks: a workgroup owns a head, and adds up -exp(sink - residual) · delta over all its rows.
+// Sinks: a workgroup owns a head, of one batch entry where each has its own sinks, and adds up -exp(sink - residual) · delta over all its rows.
 
 // WORKGROUP · 4 bytes
 var<workgroup> shares: array<f32, WORKGROUP>;
@@ -13,18 +13,21 @@ fn grad_sinks_of_heads(
     @builtin(num_workgroups) workgroups: vec3u,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let n = folded_index(workgroup, workgroups);
-    if (n >= parameters.N) {
+    let index = folded_index(workgroup, workgroups);
+    if (index >= parameters.entries * parameters.N) {
         return;
     }
+    let n = index % parameters.N;
+    let shared_by = parameters.batch / parameters.entries;
+    let first = (index / parameters.N) * shared_by;
 %% if NATURAL
-    let sink = bitcast<f32>(rows[parameters.sinks_at + n]);
+    let sink = bitcast<f32>(row_sinks(first, n));
 %% else
-    let sink = bitcast<f32>(rows[parameters.sinks_at + n]) * LOG2_E;
+    let sink = bitcast<f32>(row_sinks(first, n)) * LOG2_E;
 %% endif
     var sum = 0.0;
-    for (var i = thread; i < parameters.batch * parameters.T; i += WORKGROUP) {
-        let row = statistics_of(i / parameters.T, i % parameters.T, n);
+    for (var i = thread; i < shared_by * parameters.T; i += WORKGROUP) {
+        let row = statistics_of(first + i / parameters.T, i % parameters.T, n);
         // Rows that keep no key, and those past the query length, have no delta.
         if (row.delta != 0.0) {
 %% if NATURAL
@@ -42,6 +45,6 @@ fn grad_sinks_of_heads(
         }
     }
     if (thread == 0u) {
-        grad_sinks[parameters.result_at + n] = shares[0];
+        grad_sinks[parameters.result_at + index] = shares[0];
     }
 }

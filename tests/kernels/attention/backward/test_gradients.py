@@ -216,6 +216,22 @@ def test_boxes_of_two_batch_axes(family: ModuleType) -> None:
 
 
 @FAMILY
+@pytest.mark.parametrize("far", [None, 0.0, 2.0**14], ids=["", "bias", "far_bias"])
+def test_sinks_of_each_batch_entry(family: ModuleType, far: float | None) -> None:
+    """(B, N): a gradient for each head of each entry, over two batch axes whole and in boxes."""
+    sinks = np.linspace(-2, 3, 24, dtype=np.float32).reshape(6, 4)
+    options: dict[str, Any] = {"sinks": sinks, "query_lengths": np.array([19, 18, 0, 7, 30, 1], np.int32)}
+    if far is not None:
+        options["bias"] = np.full((1, 4, 19, 37), far, np.float32)
+        sinks[:, 1:] += far
+    arrays = drawn(B=6)
+    if far:
+        arrays = (arrays[0], arrays[1] * 0, *arrays[2:])  # no scores: float32 would round them to steps of the bias
+    compare(family, arrays, batch=(2, 3), **options)
+    compare(family, arrays, batch=(2, 3), profile=weak(_runtime.current_profile(), binding_bytes=12 * 1024), **options)
+
+
+@FAMILY
 def test_a_prefix_or_a_window(family: ModuleType) -> None:
     """Two clauses, one with a run-time bound; where the prefix is 0, rows before the window's first key keep none."""
     prefix = np.array([0, 11], np.int32)

@@ -44,8 +44,8 @@ def plan_gradient(
 
     Operands are the forward's (query key value out bias mask and the small run-time arrays), residual (float32,
     B0 B1 T N, contiguous), grad_out, and the wanted results: grad_query grad_key grad_value with every batch entry and
-    16-bit rows of whole words, grad_bias with size 1 on the axes that are summed over, grad_sinks (N,), grad_scale of
-    one number or one a batch entry; the last three contiguous.
+    16-bit rows of whole words, grad_bias with size 1 on the axes that are summed over, grad_sinks of one
+    row or one a batch entry, grad_scale of one number or one a batch entry; the last three contiguous.
     """
     rope, limits = call.rope, profile.limits
     swept = {**operands, "query": operands["query"], "key": operands["key"]}

@@ -3,6 +3,7 @@
 Every sum is made of parts that are added up in a fixed order.
 """
 
+import math
 from dataclasses import dataclass
 
 from wgattn._dtypes import float32, short_name
@@ -45,7 +46,7 @@ _AXES_FIELDS: tuple[tuple[str, Scalar], ...] = tuple(
 
 
 def sinks(work: Work, whole: Box) -> Launch:
-    """grad_sinks (N,), from the statistics of all rows."""
+    """grad_sinks, of each head or of each head of a batch entry, from the statistics of all rows."""
     sweep = work.problem.sweep
     left = stripped(sweep, sinks=True)
     natural = sweep.bias is not None
@@ -56,14 +57,17 @@ def sinks(work: Work, whole: Box) -> Launch:
         "grad_sinks",
         left,
         bound,
-        (*ADDING, ("result_at", "u32")),
+        (*ADDING, ("entries", "u32"), ("result_at", "u32")),
         (),
         ROWS_ALONE,
         WORKGROUP * 4,
         natural,
     )
-    resource, at = bound_bytes(work.operands["grad_sinks"], "grad_sinks", work.limits.offset_alignment)
-    return launch(work, variant, left, whole, whole.size("n"), {"grad_sinks": resource}, result_at=at)
+    result = work.operands["grad_sinks"]
+    elements = math.prod(result.shape)
+    resource, at = bound_bytes(result, "grad_sinks", work.limits.offset_alignment)
+    own = {"entries": elements // whole.size("n"), "result_at": at}
+    return launch(work, variant, left, whole, elements, {"grad_sinks": resource}, **own)
 
 
 def scale_part(work: Work, box: Box, place: int) -> Launch:

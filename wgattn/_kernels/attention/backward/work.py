@@ -12,6 +12,7 @@ from wgattn._kernels.attention.inputs import (
     resources_and_values,
     row_names,
     source_names,
+    step_of,
 )
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import EVERY_KEY, AttentionProblem, Call, KeyRange
@@ -71,9 +72,7 @@ def gather(sweep: AttentionProblem, operands: Mapping[str, Operand]) -> tuple[Ro
         count = 1
         for size in operand.shape:
             count *= size
-        per_entry = count if name == "sinks" or not operand.shape else count // operand.shape[0]
-        each = name != "sinks" and bool(operand.shape) and operand.shape[0] == batch and batch > 1
-        places[name] = (at, per_entry if each else 0)
+        places[name] = (at, step_of(name, operand, batch))
         steps.append(Copy(Bytes(name, 4 * operand.offset, 4 * count), "rows", 4 * at))
         at += count
     words = at + batch * queries * heads * statistics_words(sweep)
