@@ -1,5 +1,6 @@
 """Every python block of the README and the docs runs, page by page, and prints what the page says it prints."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,4 +34,4 @@ def test_only_outputs_are_renewed() -> None:
 def test_no_page_shows_where_it_was_written() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        assert not [word for word in ("/work/", "/tmp/", "/root/", "pip install wgattn") if word in text], page.name
+        assert not re.search(r"/(work|tmp|root|home)/|pip install wgattn", text), page.name

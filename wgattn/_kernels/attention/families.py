@@ -1,0 +1,54 @@
+"""How one of several families of kernels is picked, forward and backward alike: the first that serves and suits."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from wgattn._errors import UnsupportedError
+from wgattn._kernels.attention.problem import Call
+from wgattn._kernels.kernel import Operand, Plan, Support, Variant
+from wgattn._runtime.profile import DeviceProfile
+
+
+class Family(Protocol):
+    """What a family's module holds; a problem is an AttentionProblem or a GradientProblem.
+
+    `supports` is about ability, and binds a call that names the family; `suits` is about speed, and guides the choice.
+    """
+
+    name: str
+
+    def supports(self, problem: Any, profile: DeviceProfile) -> Support: ...
+    def suits(self, problem: Any, profile: DeviceProfile) -> Support: ...
+    def variant(self, problem: Any, profile: DeviceProfile) -> Variant: ...
+    def plan(self, problem: Any, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan: ...
+
+
+def pick(families: Sequence[Family], problem: Any, profile: DeviceProfile, implementation: str | None) -> Variant:
+    """The variant of the first family that serves `problem` and suits the device, or of the one that is named.
+
+    The last family serves everything. Raises UnsupportedError where a named family cannot serve the problem.
+    """
+    if implementation is not None:
+        family = named(families, implementation)
+        support = family.supports(problem, profile)
+        if not support:
+            raise UnsupportedError(
+                f"implementation {implementation!r} cannot serve this call: {support.reason}; use implementation=None"
+            )
+        return family.variant(problem, profile).because((), f"asked for by implementation={implementation!r}")
+    passed = []
+    for family in families:
+        support = family.supports(problem, profile) and family.suits(problem, profile)
+        if support:
+            return family.variant(problem, profile).because(tuple(passed))
+        passed.append((family.name, support.reason))
+    raise AssertionError("the last family serves every problem")
+
+
+def named(families: Sequence[Family], name: str) -> Family:
+    """The family of that name. Raises UnsupportedError, with the names there are, where there is none."""
+    for family in families:
+        if family.name == name:
+            return family
+    known = ", ".join(family.name for family in families)
+    raise UnsupportedError(f"there is no attention family {name!r}; the families are {known}")
