@@ -86,8 +86,8 @@ fn every_key() -> Kept {
 %% endif
 }
 
-// Query rows [x, y) of this launch, the only ones that may keep a key of [s_first, s_end). A row's first and last kept key grow with the row,
-// so both ends are found by halving.
+// Query rows [x, y) of this launch, the only ones that may keep a key of [s_first, s_end). A row's first and last kept key grow with the
+// row, so both ends are found by halving.
 fn query_rows(b: u32, s_first: u32, s_end: u32) -> vec2u {
     let live = clamp(query_length(b), parameters.t_first, parameters.t_first + parameters.T) - parameters.t_first;
     var low = 0u;

@@ -38,8 +38,10 @@ fn rows_of_heads(
     }
     let b0 = b / parameters.B1;
     let b1 = b % parameters.B1;
-    let from_row = parameters.source_at + b0 * parameters.source_b0 + b1 * parameters.source_b1 + i * parameters.source_i + head * parameters.source_head;
-    let to_row = parameters.destination_at + b0 * parameters.destination_b0 + b1 * parameters.destination_b1 + i * parameters.destination_i + head * parameters.destination_head;
+    let from_row = parameters.source_at + b0 * parameters.source_b0 + b1 * parameters.source_b1
+        + i * parameters.source_i + head * parameters.source_head;
+    let to_row = parameters.destination_at + b0 * parameters.destination_b0 + b1 * parameters.destination_b1
+        + i * parameters.destination_i + head * parameters.destination_head;
 %% if turned_as != ""
 %% if BY_QUERY
     let position = position_of(b, i);

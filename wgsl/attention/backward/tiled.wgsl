@@ -6,10 +6,11 @@
 %% if BY == "query"
 // Its own are query rows of one head, q and grad_out; K and V stream by. It adds up the query's gradient, unscaled.
 %% else
-// Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the key's and value's gradients.
+// Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the key's and value's
+// gradients.
 %% endif
-// "Head" tiles hold rows of head_dim (q or K), "value" tiles rows of value_dim (grad_out or V), all as float32. Threads stand ACROSS × DOWN: each
-// has ROWS × ITEMS pairs of own and streamed rows, and of the same ROWS rows every ACROSS-th vec4 of the sums.
+// "Head" tiles hold rows of head_dim (q or K), "value" tiles rows of value_dim (grad_out or V), all as float32. Threads stand ACROSS ×
+// DOWN: each has ROWS × ITEMS pairs of own and streamed rows, and of the same ROWS rows every ACROSS-th vec4 of the sums.
 
 // OWN · HEAD_PITCH · 16 bytes
 var<workgroup> head_tile: array<vec4f, OWN * HEAD_PITCH>;
@@ -60,7 +61,12 @@ fn item_of(across: u32, i: u32) -> u32 {
 %% for r in range(ROWS)
 %% for q in range(ITEMS // 4)
         factor_tile[(row_first + {{ r }}u) * FACTOR_PITCH + {{ q }}u * ACROSS + across] =
-            vec4f({{ name }}[{{ r }}][{{ 4 * q }}], {{ name }}[{{ r }}][{{ 4 * q + 1 }}], {{ name }}[{{ r }}][{{ 4 * q + 2 }}], {{ name }}[{{ r }}][{{ 4 * q + 3 }}]);
+            vec4f(
+                {{ name }}[{{ r }}][{{ 4 * q }}],
+                {{ name }}[{{ r }}][{{ 4 * q + 1 }}],
+                {{ name }}[{{ r }}][{{ 4 * q + 2 }}],
+                {{ name }}[{{ r }}][{{ 4 * q + 3 }}],
+            );
 %% endfor
 %% endfor
 {% endmacro %}
@@ -90,9 +96,15 @@ fn item_of(across: u32, i: u32) -> u32 {
         if (first_own + row_first + {{ r }}u < own_end && {{ c }}u * ACROSS + across < {{ chunks }}) {
 %% if BY == "query"
             // Rows past the query length have no gradient, whatever lies in them.
-            add_sum(sums_row(row_first + {{ r }}u, b, head, first_own) + {{ c }}u * ACROSS + across, select(vec4f(), {{ name }}[{{ r }}][{{ c }}], is_live(b, first_own + row_first + {{ r }}u)));
+            add_sum(
+                sums_row(row_first + {{ r }}u, b, head, first_own) + {{ c }}u * ACROSS + across,
+                select(vec4f(), {{ name }}[{{ r }}][{{ c }}], is_live(b, first_own + row_first + {{ r }}u)),
+            );
 %% else
-            add_sum(sums_row(row_first + {{ r }}u, b, head, first_own){{ offset }} + {{ c }}u * ACROSS + across, {{ name }}[{{ r }}][{{ c }}]);
+            add_sum(
+                sums_row(row_first + {{ r }}u, b, head, first_own){{ offset }} + {{ c }}u * ACROSS + across,
+                {{ name }}[{{ r }}][{{ c }}],
+            );
 %% endif
         }
 %% endfor
@@ -142,8 +154,10 @@ fn tiled(
     let k = key_head(n);
     let span = block_keys(b, first_own, last_own, parameters.key_first, parameters.key_end);
     let own_live = min(own_end, max(query_length(b), parameters.t_first) - parameters.t_first);
-{{ load_rows("head_tile", "OWN", "HEAD_CHUNKS", "HEAD_PITCH", "at", "first_own + at", "own_live", "load_query(query_row(b, first_own + at, n), chunk)") }}
-{{ load_rows("value_tile", "OWN", "VALUE_CHUNKS", "VALUE_PITCH", "at", "first_own + at", "own_live", "load_grad_out(grad_out_row(b, first_own + at, n), chunk)") }}
+{{ load_rows("head_tile", "OWN", "HEAD_CHUNKS", "HEAD_PITCH", "at", "first_own + at", "own_live",
+    "load_query(query_row(b, first_own + at, n), chunk)") }}
+{{ load_rows("value_tile", "OWN", "VALUE_CHUNKS", "VALUE_PITCH", "at", "first_own + at", "own_live",
+    "load_grad_out(grad_out_row(b, first_own + at, n), chunk)") }}
     var own_rows: array<Statistics, ROWS>;
 %% for r in range(ROWS)
     own_rows[{{ r }}] = statistics_of(b, min(first_own + row_first + {{ r }}u, last_own), n);
@@ -155,8 +169,10 @@ fn tiled(
     let last_own = min(first_own + OWN, own_end) - 1u;
     let k = head;
     let span = query_rows(b, first_own, last_own + 1u);
-{{ load_rows("head_tile", "OWN", "HEAD_CHUNKS", "HEAD_PITCH", "at", "first_own + at", "own_end", "load_key(key_row(b, first_own + at - parameters.key_first, k), chunk)") }}
-{{ load_rows("value_tile", "OWN", "VALUE_CHUNKS", "VALUE_PITCH", "at", "first_own + at", "own_end", "load_value(value_row(b, first_own + at - parameters.key_first, k), chunk)") }}
+{{ load_rows("head_tile", "OWN", "HEAD_CHUNKS", "HEAD_PITCH", "at", "first_own + at", "own_end",
+    "load_key(key_row(b, first_own + at - parameters.key_first, k), chunk)") }}
+{{ load_rows("value_tile", "OWN", "VALUE_CHUNKS", "VALUE_PITCH", "at", "first_own + at", "own_end",
+    "load_value(value_row(b, first_own + at - parameters.key_first, k), chunk)") }}
     var value_sums = array<array<vec4f, VALUE_COLUMNS>, ROWS>();
 %% endif
     var head_sums = array<array<vec4f, HEAD_COLUMNS>, ROWS>();
@@ -184,7 +200,8 @@ fn tiled(
 %% if BY == "query"
         var whole = tile + STREAM <= span.y && block_keeps(b, first_own, last_own, tile, tile_end);
 %% else
-        var whole = last_own + 1u == first_own + OWN && tile + STREAM <= span.y && block_keeps(b, tile, tile_end - 1u, first_own, last_own + 1u);
+        let full = last_own + 1u == first_own + OWN && tile + STREAM <= span.y;
+        var whole = full && block_keeps(b, tile, tile_end - 1u, first_own, last_own + 1u);
 %% endif
 %% else
         let whole = false;
@@ -195,17 +212,21 @@ fn tiled(
 %% endif
         workgroupBarrier();
 %% if BY == "query"
-{{ load_rows("stream_tile", "STREAM", "VALUE_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end", "load_value(value_row(b, tile + at - parameters.key_first, k), chunk)") }}
+{{ load_rows("stream_tile", "STREAM", "VALUE_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
+    "load_value(value_row(b, tile + at - parameters.key_first, k), chunk)") }}
 %% else
-{{ load_rows("stream_tile", "STREAM", "VALUE_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end", "load_grad_out(grad_out_row(b, tile + at, n), chunk)") }}
+{{ load_rows("stream_tile", "STREAM", "VALUE_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
+    "load_grad_out(grad_out_row(b, tile + at, n), chunk)") }}
 %% endif
         workgroupBarrier();
 {{ products("by_weight", "value_tile", "VALUE_CHUNKS", "VALUE_PITCH") }}
         workgroupBarrier();
 %% if BY == "query"
-{{ load_rows("stream_tile", "STREAM", "HEAD_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end", "load_key(key_row(b, tile + at - parameters.key_first, k), chunk)") }}
+{{ load_rows("stream_tile", "STREAM", "HEAD_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
+    "load_key(key_row(b, tile + at - parameters.key_first, k), chunk)") }}
 %% else
-{{ load_rows("stream_tile", "STREAM", "HEAD_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end", "load_query(query_row(b, tile + at, n), chunk)") }}
+{{ load_rows("stream_tile", "STREAM", "HEAD_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
+    "load_query(query_row(b, tile + at, n), chunk)") }}
 %% endif
         workgroupBarrier();
 {{ products("product", "head_tile", "HEAD_CHUNKS", "HEAD_PITCH") }}
@@ -260,7 +281,8 @@ fn tiled(
 %% if BY == "key_value"
         workgroupBarrier();
 {{ place_factors("product") }}
-{{ load_rows("stream_tile", "STREAM", "VALUE_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end", "load_grad_out(grad_out_row(b, tile + at, n), chunk)") }}
+{{ load_rows("stream_tile", "STREAM", "VALUE_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
+    "load_grad_out(grad_out_row(b, tile + at, n), chunk)") }}
         workgroupBarrier();
 {{ add_products("value_sums", VALUE_COLUMNS, "VALUE_CHUNKS") }}
       }
