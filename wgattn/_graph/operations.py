@@ -145,12 +145,56 @@ class AttentionGradient:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheAppend:
+    """T new tokens a sequence, written behind the `lengths` that a cache has. `operands` names the uses in order:
+    key value [scales] [pages] lengths new_key new_value [counts].
+
+    Storage is (B, C, K, ·), or pools (P, page_size, K, ·) with `pages` int32 (B, C / page_size); key and value are of
+    one dtype, uint8 being packed int4, and have `scales` float32 (…, K, key's blocks + value's) where they are int8 or
+    uint8. new_key (B, T, K, H) and new_value are float; counts int32 (B,): how many of a sequence's T are real. Results
+    are key, value, scales where there are any, and the new lengths (B,). The key's side may be alone, or the value's.
+
+    `ring`: the pinned tokens of a ring of C slots; None: no ring, and nothing is written at or beyond C. `rope` turns
+    new_key at lengths + t.
+    """
+
+    operands: tuple[str, ...]
+    ring: int | None = None
+    rope: Rope | None = None
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return (*(name for name in self.operands if name in ("key", "value", "scales")), "lengths")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRows:
+    """Rows lengths + t of dense storage (B, C, K, H), (B, `count`, K, H): 0 where an append writes none.
+
+    Uses: storage, lengths and perhaps counts. It is the adjoint of CacheAppend by what is new.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMove:
+    """Entries of storage's first axis moved. Uses: storage (N, …), then int32 (M,): source, and perhaps destination.
+
+    Without a destination, result[m] = storage[source[m]], (M, …). With one, the storage with
+    storage[destination[m]] = storage[source[m]], where both are from 0 to N - 1; no destination is a source too.
+    """
+
+    destination: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A use made contiguous; the rewriter adds it where a kernel cannot take a view."""
 
 
 Operation = (
     Input | Constant | Reshape | Transpose | Slice | BroadcastTo | Repeat | Cast | Elementwise | Sum | Pad | Concatenate
-    | Rotate | Attention | AttentionGradient | Copy
+    | Rotate | Attention | AttentionGradient | CacheAppend | CacheRows | CacheMove | Copy
 )  # fmt: skip
 VIEWS = (Reshape, Transpose, Slice, BroadcastTo)

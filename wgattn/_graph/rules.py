@@ -9,11 +9,15 @@ import numpy as np
 from wgattn._dtypes import FLOATS, STORAGE, bool_, float32, int32, is_float, short_name
 from wgattn._kernels.attention.problem import ROW_OPERANDS
 
+from .cache_rules import append_avals, move_avals, rows_avals
 from .graph import Aval, Node, Use, View
 from .operations import (
     Attention,
     AttentionGradient,
     BroadcastTo,
+    CacheAppend,
+    CacheMove,
+    CacheRows,
     Cast,
     Concatenate,
     Copy,
@@ -78,6 +82,12 @@ def infer(operation: object, operands: Sequence[Aval]) -> tuple[Aval, ...]:
             return _attention(operation, operands)
         case AttentionGradient():
             return _attention_gradient(operation, operands)
+        case CacheAppend():
+            return append_avals(operation, operands)
+        case CacheRows():
+            return rows_avals(operation, operands)
+        case CacheMove():
+            return move_avals(operation, operands)
         case Concatenate():
             return (_concatenate(operation, operands),)
         case Rotate():
