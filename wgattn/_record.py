@@ -49,12 +49,16 @@ class Argument:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """One run of a function on arguments without values, `by` a call of wgattn."""
+    """One run of a function on arguments without values, `by` a call of wgattn.
+
+    `checks` are tests of values that the host may know at each call: what to call, and the results it is given.
+    """
 
     function: str
     by: str = "wgattn.jit"
     start: int = field(default_factory=lambda: next(_serial))
     active: bool = True
+    checks: "list[tuple[Callable[..., None], tuple[tuple[Step, int], ...]]]" = field(default_factory=list)
 
 
 Value = np.ndarray | Stored | Dead
@@ -65,6 +69,7 @@ class Step:
     """One recorded operation, or a value (then `operation` is None). With all its results known it forgets its parents.
 
     `owners` are weak references to the Arrays that hold a result, `together` to steps that are computed with this one.
+    `known` holds results that were asked of the host, None where it does not know them.
     """
 
     operation: object | None
@@ -75,6 +80,7 @@ class Step:
     serial: int = field(default_factory=lambda: next(_serial))
     owners: list[ref[Any]] = field(default_factory=list)
     together: "tuple[ref[Step], ...]" = ()
+    known: dict[int, np.ndarray | None] = field(default_factory=dict)
 
     def pending(self) -> int:
         """How many steps follow one another up to this one, without values."""
@@ -104,9 +110,12 @@ def join(steps: Iterable[Step]) -> None:
         step.together = tuple(pending.values())
 
 
-def leaf(value: Value, aval: Aval) -> Step:
-    """A step that is a value."""
-    return Step(None, (), (aval,), [value])
+def leaf(value: Value, aval: Aval, host: np.ndarray | None = None) -> Step:
+    """A step that is a value; `host` is the same where the host knows what lies on the device."""
+    step = Step(None, (), (aval,), [value])
+    if host is not None:
+        step.known[0] = host
+    return step
 
 
 def record(operation: object, parents: Sequence[tuple[Step, int]], avals: tuple[Aval, ...] | None = None) -> Step:
@@ -131,9 +140,14 @@ def constant(value: float | int | bool, dtype: np.dtype, weak: bool) -> Step:
     return record(Constant(float(plain) if dtype.kind == "V" else plain), (), (aval,))
 
 
+def traces() -> Sequence[Trace]:
+    """The traces of this thread, innermost last."""
+    return getattr(_tracing, "stack", ())
+
+
 def current_trace() -> Trace | None:
     """The innermost trace of this thread."""
-    stack = getattr(_tracing, "stack", ())
+    stack = traces()
     return stack[-1] if stack else None
 
 

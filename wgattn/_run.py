@@ -11,6 +11,7 @@ import numpy as np
 from ._errors import UnsupportedError
 from ._graph.graph import Graph, View
 from ._graph.operations import Attention, AttentionGradient, Concatenate, Elementwise, Sum
+from ._known import known
 from ._record import Argument, Dead, Step, Stored, Value, ancestors, build, current_trace, traced_arguments
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ def force(wanted: Sequence[tuple[Step, int]], use: str, validate: bool = False) 
                 goals.update(dict.fromkeys((other, result) for result in range(len(other.avals))))
         if not goals:
             return
+        for step, result in goals:
+            known(step, result)  # while the step still holds its parents
         recording = build(goals)
         inputs = [stored(step, result) for step, result in recording.leaves]
         for (step, result), value in zip(
@@ -142,6 +145,7 @@ def stored(step: Step, result: int) -> Stored:
     if value is None:
         force([(step, result)], "a call")
         return stored(step, result)
+    known(step, result)  # a small integer array stays known on the host
     value = step.values[result] = upload(value)
     return value
 

@@ -11,6 +11,7 @@ from ._array import Array, asarray, of
 from ._graph.graph import Graph, View
 from ._graph.operations import Input
 from ._host import is_scalar
+from ._known import Foreknown, foreknown, known
 from ._record import Dead, Recording, Step, Stored, Trace, build, leaf
 
 
@@ -26,6 +27,7 @@ class Traced:
     tree: Any
     sources: tuple[tuple[str, Any], ...]
     weak: tuple[bool, ...]
+    host: Foreknown
     laid_out: dict[tuple[View, ...], Graph] = field(default_factory=dict)
     programs: dict[tuple[tuple[View, ...], frozenset[int]], Any] = field(default_factory=dict)
 
@@ -102,7 +104,7 @@ def finish(result: Any, steps: list[Step], trace: Trace) -> Traced:
     # What was recorded before the trace is computed once, by itself, and comes in as a value.
     recording = build(outputs, steps, is_leaf=lambda step: step.serial < trace.start)
     weak = tuple(step.avals[result].weak for step, result in outputs)
-    return Traced(recording, len(steps), tree, tuple(sources), weak)
+    return Traced(recording, len(steps), tree, tuple(sources), weak, foreknown(list(outputs), steps, trace))
 
 
 def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], validate: bool) -> Any:
@@ -110,6 +112,7 @@ def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], val
     from jax import tree_util
 
     computed: list[Array] = []
+    hosts = traced.host.run(lambda i: known(arrays[i]._step, arrays[i]._result))
     if traced.graph.outputs:
         inputs = [_run.stored(a._step, a._result) for a in arrays]
         inputs += [_run.stored(step, result) for step, result in traced.captured]
@@ -117,8 +120,8 @@ def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], val
         results = traced.run(inputs, free, validate or _run.validating())
         graph = traced.graph
         computed = [
-            of(leaf(stored, replace(graph.aval(use), weak=weak)))
-            for stored, use, weak in zip(results, graph.outputs, traced.weak, strict=True)
+            of(leaf(stored, replace(graph.aval(use), weak=weak), host))
+            for stored, use, weak, host in zip(results, graph.outputs, traced.weak, hosts, strict=True)
         ]
     leaves = [
         x if kind == "value" else computed[x] if kind == "computed" else _kept(arrays[x]) for kind, x in traced.sources
@@ -146,7 +149,7 @@ def _give_up(
         array, stored, aval = arrays[i], inputs[i], arrays[i]._aval
         shared = stored.shared or i in returned or sum(other.buffer is stored.buffer for other in inputs) > 1
         if i in returned:
-            arrays[i] = of(leaf(stored, aval))
+            arrays[i] = of(leaf(stored, aval, known(array._step, array._result)))
         watched = ref(array._step)
         array._step, array._result = leaf(dead, aval), 0
         # Steps that are yet to be computed, and functions that captured the value, hold the old step.

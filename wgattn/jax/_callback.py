@@ -63,6 +63,7 @@ class HostProgram:
         global _last
         try:
             made: list[np.ndarray] = []
+            self._traced.host.run(lambda i: arrays[i])  # checks of lengths and the like
             if self._traced.graph.outputs:
                 made = (
                     self._validated(arrays)

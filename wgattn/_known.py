@@ -1,0 +1,156 @@
+"""What the host knows of recorded values without reading them back, and the checks that stand on it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ._graph.graph import Aval
+from ._graph.host_values import evaluated, kept, needs
+from ._record import Step, Trace, traces
+
+Test = Callable[..., None]
+Goal = tuple[Step, int]
+
+
+def known(step: Step, result: int = 0) -> np.ndarray | None:
+    """The value of a small integer result where the host knows it; None else. Nothing is computed on the device."""
+    stack = [(step, result)]
+    while stack:
+        at, which = stack[-1]
+        if which in at.known:
+            stack.pop()
+            continue
+        parents = _parents(at, which)
+        if parents is None:
+            at.known[which] = _given(at, which)
+        elif missing := [(p, r) for p, r in parents if r not in p.known]:
+            stack.extend(missing)
+            continue
+        else:
+            operands = [p.known[r] for p, r in parents]
+            at.known[which] = _computed(at.operation, at.avals[which], operands)
+        stack.pop()
+    return step.known[result]
+
+
+def require(test: Test, *arrays: Any) -> None:
+    """Have test(*values) raise what does not fit: now where the host knows the Arrays' values.
+
+    While a function is traced by jit, at each call of it instead, before anything is dispatched. Arrays that the host
+    does not know are not tested.
+    """
+    goals = [(array._step, array._result) for array in arrays]
+    values = [known(step, result) for step, result in goals]
+    if all(value is not None for value in values):
+        test(*values)
+        return
+    for trace in reversed(traces()):
+        if trace.by == "wgattn.jit":
+            trace.checks.append((test, tuple(goals)))
+            return
+
+
+@dataclass(slots=True)
+class Foreknown:
+    """What a traced function gives on the host: its small integer results, after its checks.
+
+    Slots hold values: first the arguments that matter, then constants and what `instructions` compute.
+    """
+
+    arguments: list[int] = field(default_factory=list)
+    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    instructions: list[tuple[int, object, Aval, tuple[int, ...]]] = field(default_factory=list)
+    checks: list[tuple[Test, tuple[int, ...]]] = field(default_factory=list)
+    outputs: list[int | None] = field(default_factory=list)
+
+    def run(self, argument: Callable[[int], np.ndarray | None]) -> list[np.ndarray | None]:
+        """The outputs that the host knows, given what it knows of arguments. Raises what a check raises."""
+        slots: dict[int, np.ndarray | None] = {n: argument(index) for n, index in enumerate(self.arguments)}
+        slots |= self.constants
+        for slot, operation, aval, operands in self.instructions:
+            slots[slot] = _computed(operation, aval, [slots[n] for n in operands])
+        for test, operands in self.checks:
+            values = [slots[n] for n in operands]
+            if all(value is not None for value in values):
+                test(*values)
+        return [None if n is None else slots[n] for n in self.outputs]
+
+
+def foreknown(outputs: Sequence[Goal], arguments: Sequence[Step], trace: Trace) -> Foreknown:
+    """How the host gives the `outputs` of a trace, and its checks, from what it knows of the arguments."""
+    numbers = {id(step): i for i, step in enumerate(arguments)}
+    wanted = [*outputs, *(goal for _, goals in trace.checks for goal in goals)]
+    order, able = _order(wanted, numbers)
+    plan, slots = Foreknown(), {}
+    for step, result in order:
+        if able[id(step), result] and id(step) in numbers:
+            slots[id(step), result] = len(plan.arguments)
+            plan.arguments.append(numbers[id(step)])
+    count = len(plan.arguments)
+    for step, result in order:
+        key = id(step), result
+        if not able[key] or key in slots:
+            continue
+        slots[key] = count
+        value = None if _parents(step, result) else known(step, result)
+        if value is not None:
+            plan.constants[count] = value
+        else:
+            parents = tuple(slots[id(p), r] for p, r in _parents(step, result) or ())
+            plan.instructions.append((count, step.operation, step.avals[result], parents))
+        count += 1
+    plan.outputs = [slots.get((id(step), result)) for step, result in outputs]
+    for test, goals in trace.checks:
+        places = [slots.get((id(step), result)) for step, result in goals]
+        if None not in places:
+            plan.checks.append((test, tuple(n for n in places if n is not None)))
+    return plan
+
+
+def _order(wanted: Sequence[Goal], numbers: dict[int, int]) -> tuple[list[Goal], dict[tuple[int, int], bool]]:
+    """The results that `wanted` need on the host, parents first, and whether the host can give each."""
+    order: list[Goal] = []
+    able: dict[tuple[int, int], bool] = {}
+    stack = list(reversed(wanted))
+    while stack:
+        step, result = stack[-1]
+        key = id(step), result
+        if key in able:
+            stack.pop()
+            continue
+        parents = _parents(step, result)
+        if id(step) in numbers:
+            able[key] = kept(step.avals[result])
+        elif parents is None:
+            able[key] = known(step, result) is not None
+        elif missing := [(p, r) for p, r in parents if (id(p), r) not in able]:
+            stack.extend(missing)
+            continue
+        else:
+            able[key] = all(able[id(p), r] for p, r in parents)
+        order.append((step, result))
+        stack.pop()
+    return order, able
+
+
+def _parents(step: Step, result: int) -> list[Goal] | None:
+    """The results that give this one on the host; None where it is given by itself, or not at all."""
+    if not kept(step.avals[result]) or step.values[result] is not None or step.operation is None:
+        return None
+    places = needs(step.operation, result, len(step.parents))
+    return None if places is None else [step.parents[place] for place in places]
+
+
+def _given(step: Step, result: int) -> np.ndarray | None:
+    """A value that came from the host. One that its owner may change is copied."""
+    value = step.values[result]
+    if not isinstance(value, np.ndarray) or not kept(step.avals[result]):
+        return None
+    return value.copy() if value.flags.writeable else value
+
+
+def _computed(operation: object, aval: Aval, operands: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    there = [x for x in operands if x is not None]
+    return evaluated(operation, aval, there) if len(there) == len(operands) else None
