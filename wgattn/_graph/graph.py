@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wgattn._dtypes import short_name
 from wgattn._kernels.kernel import natural_strides
 
 
@@ -25,6 +26,11 @@ class Aval:
         for n in self.shape:
             size *= n
         return size
+
+
+def describe(aval: Aval) -> str:
+    """`f16[2,1024,8,64]`: an aval in the text form of graphs."""
+    return f"{short_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,11 +114,14 @@ class Rotate:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One attention call. `operands` names the uses in order: query key value, then any of bias, mask, ROW_OPERANDS,
-    and the call's bound sources.
+    """One attention call. `operands` names the uses in order: query key value, then any of scales, bias, mask,
+    ROW_OPERANDS, and the call's bound sources.
 
-    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv); a second batch axis in front is taken too. Results: out
-    (B, T, N, Hv) in `dtype`, and the residual (B, T, N) where the call keeps one.
+    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv); a second batch axis in front is taken too. Key and value
+    may be float8; int8, with scales float32 (B, S, K, 2), one of key and one of value; or uint8, which is packed
+    int4: rows of 16 · blocks bytes, blocks of 32 values, and as many scales. Of a paged call key, value and scales are
+    pools with (P, page_size) for (B, S), and pages int32 (B, S / page_size) deals them out. Results: out (B, T, N, Hv)
+    in `dtype`, and the residual (B, T, N) where the call keeps one.
     """
 
     operands: tuple[str, ...]

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from wgattn._dtypes import FLOATS, STORAGE, bool_, float32, int32, is_float, short_name
+from wgattn._dtypes import FLOATS, STORAGE, bool_, float32, int32, is_float
 from wgattn._kernels.attention.problem import ROW_OPERANDS
 
 from .cache_rules import append_avals, move_avals, rows_avals
 from .graph import Aval, Node, Use, View
+from .graph import describe as describe
 from .operations import (
     Attention,
     AttentionGradient,
@@ -30,6 +31,7 @@ from .operations import (
     Sum,
     Transpose,
 )  # fmt: skip
+from .stored import check_pages, check_storage, row_elements
 
 ARITHMETIC = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 LOGICAL = ("logical_and", "logical_or", "logical_not")
@@ -206,18 +208,24 @@ def _attention(operation: Attention, operands: Sequence[Aval]) -> tuple[Aval, ..
     """`nn` has checked what a user gave; these hold for every Attention node, recorded or made by a rewrite.
 
     bias and mask are (B or 1, N or 1, T or 1, S or 1); lengths, offsets, bound sources and scale () or (B,); sinks
-    (N,), segments (T,) and (S,), or these with B in front. B may be two axes.
+    (N,), segments (T,) and (S,), or these with B in front. B may be two axes. What key and value may hold: Attention.
     """
     given = dict(zip(operation.operands, operands, strict=True))
     query, key, value = given["query"], given["key"], given["value"]
     *batch, T, N, H = query.shape
     *key_batch, S, K, key_dim = key.shape
-    *value_batch, values, value_heads, Hv = value.shape
-    if key_dim != H or (values, value_heads) != (S, K) or not K or N % K:
+    *value_batch, values, value_heads, value_dim = value.shape
+    Hv = operation.call.value_dim or value_dim
+    dims = tuple(row_elements(x.dtype, n) for x, n in ((key, H), (value, Hv)))
+    if (key_dim, value_dim) != dims or (values, value_heads) != (S, K) or not K or N % K:
         raise ValueError(f"attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit together")
-    for other in (key_batch, value_batch):
-        if len(other) != len(batch) or any(n not in (1, b) for n, b in zip(other, batch, strict=True)):
-            raise ValueError(f"attention: batch axes {tuple(batch)} and {tuple(other)} do not fit together")
+    if operation.call.page_size is not None:
+        S = check_pages(operation.call.page_size, given)
+    else:
+        for other in (key_batch, value_batch):
+            if len(other) != len(batch) or any(n not in (1, b) for n, b in zip(other, batch, strict=True)):
+                raise ValueError(f"attention: batch axes {tuple(batch)} and {tuple(other)} do not fit together")
+    check_storage(operation.call, given, (H, Hv))
     for name in ("bias", "mask"):
         if name in given and not _broadcasts(given[name].shape, (*batch, N, T, S)):
             raise ValueError(f"attention: {name} {given[name].shape} does not broadcast to {(*batch, N, T, S)}")
@@ -261,8 +269,3 @@ def _attention_gradient(operation: AttentionGradient, operands: Sequence[Aval]) 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(to), strict=False))
-
-
-def describe(aval: Aval) -> str:
-    """`f16[2,1024,8,64]`: an aval in the text form of graphs."""
-    return f"{short_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"

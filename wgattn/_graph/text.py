@@ -233,6 +233,12 @@ def _call(head: str, graph: Graph, given: dict[str, Use], call: Call, names: dic
         words.append(f"softcap={call.softcap:g}")
     if call.residual is not None:
         words.append(f"residual={short_name(call.residual)}")
+    if call.empty == "zero":
+        words.append("empty=zero")
+    if call.page_size is not None:
+        words.append(f"page_size={call.page_size}")
+    if call.ring is not None:
+        words.append("ring" if call.ring == 0 else f"ring after {call.ring} pinned")
     return words
 
 

@@ -220,7 +220,7 @@ fn decode(
     total_{{ g }} = gathered_sum({{ g }}u);
 %% endfor
     var all_values = vec4f();
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
     if (row == 0u && ({% for g in heads %}{{ " || " if g else "" }}ends_as_mean(b, 0u, total_{{ g }}){% endfor %})) {
         all_values = sum_for_mean(part, b, k, lane);
     }

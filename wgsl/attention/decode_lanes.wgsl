@@ -133,7 +133,7 @@ fn decode_lanes(
 %% if not PARTIAL
     let end_{{ g }} = row_end(top_{{ g }}, total_{{ g }}, b, 0u, n_{{ g }});
 %% endif
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
 %% if not PARTIAL
     let empty_{{ g }} = end_{{ g }}.empty;
 %% elif problem.dense
@@ -143,7 +143,7 @@ fn decode_lanes(
 %% endif
 %% endif
 %% endfor
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
     // A row that keeps no key is the mean of V. The loop makes no turn where no row needs it; a branch would run masked.
     let any_empty = {% for g in range(HEADS) %}empty_{{ g }}{{ " || " if not loop.last }}{% endfor %};
     let end_mean = select(first_key, end_key, any_empty);
@@ -177,7 +177,7 @@ fn decode_lanes(
             let scaled_{{ i }} = sum_{{ g }}_{{ d }}_{{ i }} * end_{{ g }}.factor;
             let four_{{ i }} = select(scaled_{{ i }}, vec4f(), end_{{ g }}.zero);
 %% endif
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
             let mean_of_row_{{ i }} = mean_{{ d }}_{{ i }}{{ "" if PARTIAL else " / f32(parameters.S)" }};
             let found_{{ i }} = select(four_{{ i }}, mean_of_row_{{ i }}, empty_{{ g }});
 %% else

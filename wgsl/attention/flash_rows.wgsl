@@ -174,7 +174,7 @@ fn flash_rows(
 %% if not PARTIAL
     let end_{{ r }} = row_end(top_{{ r }}, total_{{ r }}, b, t_{{ r }}, n_{{ r }});
 %% endif
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
 %% if not PARTIAL
     let empty_{{ r }} = end_{{ r }}.empty;
 %% elif problem.dense
@@ -184,7 +184,7 @@ fn flash_rows(
 %% endif
 %% endif
 %% endfor
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
     // Rows that keep no key are the mean of V: lanes sum a key each. The loop makes no turn where no row needs it; a
     // branch would run masked.
     let needed = subgroupAny({% for r in range(ROWS) %}empty_{{ r }}{{ " || " if not loop.last }}{% endfor %});
@@ -214,7 +214,7 @@ fn flash_rows(
 %% if PARTIAL
         let at_{{ r }} = partial_row(part, b, t_{{ r }}, n_{{ r }});
 %% for c in range(value_chunks)
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
         partial[at_{{ r }} + {{ c }}u] = select(sum_{{ r }}_{{ c }}, mean_{{ c }}, empty_{{ r }});
 %% else
         partial[at_{{ r }} + {{ c }}u] = sum_{{ r }}_{{ c }};
@@ -224,7 +224,7 @@ fn flash_rows(
         let at_{{ r }} = out_row(b, t_{{ r }}, n_{{ r }});
 %% for c in range(value_chunks)
         let o_{{ r }}_{{ c }} = select(sum_{{ r }}_{{ c }} * end_{{ r }}.factor, vec4f(), end_{{ r }}.zero);
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
         store_out(at_{{ r }}, {{ c }}u, select(o_{{ r }}_{{ c }}, mean_{{ c }} / f32(parameters.S), empty_{{ r }}));
 %% else
         store_out(at_{{ r }}, {{ c }}u, o_{{ r }}_{{ c }});

@@ -14,7 +14,7 @@ var<workgroup> key_value_tile: array<vec4f, TILE_K * KEY_VALUE_PITCH>;
 var<workgroup> weight_tile: array<vec4f, TILE_Q * WEIGHT_PITCH>;
 // ACROSS · (TILE_Q + 1) · 4 bytes: a number a row and thread across, to be reduced over the row
 var<workgroup> row_scratch: array<f32, ACROSS * (TILE_Q + 1u)>;
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
 // 4 bytes: whether any row keeps no key
 var<workgroup> some_end_as_mean: atomic<u32>;
 %% endif
@@ -42,7 +42,7 @@ fn key_segment_range(b: u32, first: u32, end: u32) -> vec2i {
 %% endif
 fn finish_column(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f) {
     if (chunk < VALUE_CHUNKS) {
-        finish_chunk(part, b, t, n, top, total, chunk, sum, {{ "key_value_tile[chunk]" if problem.empty_rows else "vec4f()" }});
+        finish_chunk(part, b, t, n, top, total, chunk, sum, {{ "key_value_tile[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
     }
 }
 
@@ -260,7 +260,7 @@ fn flash_tiled(
         }
         total[r] = sum;
     }
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
     // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once, where K and V lay.
     for (var r = 0u; r < ROWS; r++) {
         let t = t_first + (row_first + r) / HEADS;

@@ -53,7 +53,7 @@ fn merge(
     store_out(out_row(b, t, n), chunk, four);
 %% if problem.residual is not none
     if (chunk == 0u) {
-        residual[row_of(b, t, n)] = end.residual;
+        residual[row_of(b, t, n)] = residual_bits(end);
     }
 %% endif
 }

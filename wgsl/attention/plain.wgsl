@@ -113,7 +113,7 @@ fn plain(
         let chunk = thread + i * WORKGROUP;
         if (chunk < VALUE_DIM / 4u) {
             var all_values = vec4f();
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
             if (ends_as_mean(b, t, total)) {
                 all_values = sum_for_mean(part, b, k, chunk);
             }

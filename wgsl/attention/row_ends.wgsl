@@ -26,9 +26,22 @@ fn row_end(top: f32, total: f32, b: u32, t: u32, n: u32) -> RowEnd {
     return RowEnd(decay(top, high) / with_sink, natural_log(high, with_sink), false, false);
 %% else
     if (past || none) {
+%% if problem.empty_rows == "zero"
+        return RowEnd(0.0, EMPTY_RESIDUAL, true, false);
+%% else
         return RowEnd(0.0, EMPTY_RESIDUAL, past, !past);
+%% endif
     }
     return RowEnd(1.0 / total, natural_log(top, total), false, false);
+%% endif
+}
+
+// What a row's residual is stored as: an infinity is a pattern of bits, since no arithmetic here makes one.
+fn residual_bits(end: RowEnd) -> u32 {
+%% if problem.empty_rows == "zero" and not problem.sinks
+    return select(bitcast<u32>(end.residual), 0xff800000u, end.zero);
+%% else
+    return bitcast<u32>(end.residual);
 %% endif
 }
 
@@ -40,7 +53,7 @@ fn natural_log(top: f32, total: f32) -> f32 {
 %% endif
 }
 
-%% if problem.empty_rows and "value" not in UNBUFFERED
+%% if problem.empty_rows == "mean" and "value" not in UNBUFFERED
 // Elements 4 · chunk … of the sum of V over keys [first, end); eight keys a turn, since Mesa counts loop turns.
 fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32) -> vec4f {
     var sum = vec4f();
@@ -59,7 +72,7 @@ fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32) -> vec4f {
 %% endif
 // Whether a row ends as the mean of V: it keeps no key, or none in this part. With sinks it is zero.
 fn ends_as_mean(b: u32, t: u32, total: f32) -> bool {
-%% if not problem.empty_rows or problem.sinks
+%% if problem.empty_rows != "mean" or problem.sinks
     return false;
 %% elif PARTIAL and not problem.dense
     return total == 0.0 && parameters.t_first + t < query_length(b) && range_is_empty(kept_keys(b, t));
@@ -68,7 +81,7 @@ fn ends_as_mean(b: u32, t: u32, total: f32) -> bool {
 %% endif
 }
 
-%% if problem.empty_rows and "value" not in UNBUFFERED
+%% if problem.empty_rows == "mean" and "value" not in UNBUFFERED
 // What such a row needs: the sum of V over all keys, or over a part's, which hands on its share.
 fn sum_for_mean(part: u32, b: u32, k: u32, chunk: u32) -> vec4f {
 %% if PARTIAL
@@ -102,7 +115,7 @@ fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: 
 %% else
 fn finish_row(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32) {
 %% if problem.residual is not none
-    residual[row_of(b, t, n)] = row_end(top, total, b, t, n).residual;
+    residual[row_of(b, t, n)] = residual_bits(row_end(top, total, b, t, n));
 %% endif
 }
 %% if "value" not in UNBUFFERED
@@ -114,7 +127,7 @@ fn finish_chunk(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: 
     if (end.zero) {
         four = vec4f();
     }
-%% if problem.empty_rows
+%% if problem.empty_rows == "mean"
     if (end.empty) {
         four = all_values / f32(parameters.S);
     }

@@ -56,7 +56,10 @@ VALUES: dict[str, Any] = {
     "rope": (None, "half4", "half", "interleaved"),
     "residual": (None, *FLOATS),
     "vectors": ((), OPERANDS, *(tuple(n for n in OPERANDS if n != left) for left in OPERANDS)),
-    "empty_rows": BOTH,
+    "empty_rows": (None, "mean", "zero"),
+    "paged": BOTH,
+    "ring": BOTH,
+    "scales": BOTH,
 }
 DEVICES = [
     *PROFILES.values(),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.families import reads_floats
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
 from wgattn._kernels.attention.launches import plan_buffers, splits_for
 from wgattn._kernels.attention.naming import variant_name
@@ -56,6 +57,8 @@ def share_of(problem: AttentionProblem, profile: DeviceProfile) -> Share | None:
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
+    if not (reads := reads_floats(problem)):
+        return reads
     if problem.queries != "one":
         return unsupported("it takes T = 1 alone")
     if max(problem.head_dim, problem.value_dim) > MAX_DIM:
@@ -133,6 +136,6 @@ def _max_keys(problem: AttentionProblem, share: Share, profile: DeviceProfile) -
     a_tile = 2 + problem.head_dim // 4 // TURN + share.tile // (TURN * rows) + gather
     if problem.rope == "half":
         a_tile += problem.head_dim * share.keys
-    if problem.empty_rows:
+    if problem.empty_rows == "mean":
         a_tile += share.tile // 8 * 9
     return max((turns - 4096) // a_tile, 1) * share.tile

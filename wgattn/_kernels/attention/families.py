@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from wgattn._dtypes import is_float, short_name
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention.problem import Call
-from wgattn._kernels.kernel import Operand, Plan, Support, Variant
+from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._runtime.profile import DeviceProfile
 
 
@@ -23,10 +24,20 @@ class Family(Protocol):
     def plan(self, problem: Any, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan: ...
 
 
+def reads_floats(problem: AttentionProblem) -> Support:
+    """Support of a family that reads keys as they stand: floats, key s in slot s."""
+    stored = {short_name(d) for d in (problem.key_dtype, problem.value_dtype) if not is_float(d)}
+    if stored:
+        return unsupported(f"it does not read keys and values stored as {' and '.join(sorted(stored))}")
+    if problem.paged or problem.ring:
+        return unsupported(f"it does not read a {'paged' if problem.paged else 'ring'} cache")
+    return SUPPORTED
+
+
 def pick(families: Sequence[Family], problem: Any, profile: DeviceProfile, implementation: str | None) -> Variant:
     """The variant of the first family that serves `problem` and suits the device, or of the one that is named.
 
-    The last family serves everything. Raises UnsupportedError where a named family cannot serve the problem.
+    Raises UnsupportedError where a named family cannot serve the problem, or none can.
     """
     if implementation is not None:
         family = named(families, implementation)
@@ -42,7 +53,8 @@ def pick(families: Sequence[Family], problem: Any, profile: DeviceProfile, imple
         if support:
             return family.variant(problem, profile).because(tuple(passed))
         passed.append((family.name, support.reason))
-    raise AssertionError("the last family serves every problem")
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in passed)
+    raise UnsupportedError(f"no attention family can serve this call on this device: {reasons}")
 
 
 def named(families: Sequence[Family], name: str) -> Family:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.families import reads_floats
 from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
@@ -27,6 +28,8 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 def lanes_support(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     """What both families of CPU adapters ask for."""
+    if not (reads := reads_floats(problem)):
+        return reads
     if not profile.is_cpu:
         return unsupported(f"it is for CPU adapters, and {profile.name} is none")
     if not profile.subgroups or profile.subgroup_size not in SUBGROUPS:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.families import reads_floats
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
 from wgattn._kernels.attention.launches import plan_buffers, splits_for
 from wgattn._kernels.attention.naming import variant_name
@@ -99,6 +100,8 @@ def heads_of(problem: AttentionProblem, tile: Tile) -> int:
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
+    if not (reads := reads_floats(problem)):
+        return reads
     if max(problem.head_dim, problem.value_dim) > MAX_DIM:
         return unsupported(f"head dims above {MAX_DIM} are not tiled")
     if tile_of(problem, profile) is None:
@@ -183,6 +186,6 @@ def _max_keys(problem: AttentionProblem, tile: Tile, profile: DeviceProfile) -> 
     a_tile = 1 + staged + scores + output + (tile.k if problem.segments else 0)
     if problem.rope == "half":
         a_tile += 4 * -(-tile.k * head // tile.threads)
-    if problem.empty_rows:
+    if problem.empty_rows == "mean":
         a_tile += -(-value // tile.threads) * tile.k // 8 * 9
     return max((turns - 4096) // a_tile, 1) * tile.k

@@ -49,6 +49,7 @@ def row_names(problem: AttentionProblem, call_sources: tuple[str, ...]) -> tuple
         "scale": problem.run_time_scale,
         "query_segments": problem.segments,
         "key_segments": problem.segments,
+        "pages": problem.paged,
     }
     return (*(name for name in ROW_OPERANDS if there[name]), *call_sources)
 
@@ -85,7 +86,7 @@ def bindings(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ..
     else:
         found.append(Binding("out", "write", storage_element(problem.out_dtype, "out" in problem.vectors)))
         if problem.residual is not None:
-            found.append(Binding("residual", "write", "f32"))
+            found.append(Binding("residual", "write", "u32"))
     if problem.bias is not None:
         found.append(Binding("bias", "read", "u32"))
     if problem.mask:

@@ -24,13 +24,13 @@ def variant(problem: AttentionProblem) -> Variant:
     left = replace(
         problem, query_dtype=float32, key_dtype=float32, value_dtype=float32, keys=KeyRange(), mask=False,
         segments=False, rope=None, query_offset=False, softcap=False, run_time_scale=False, head_dim=16, group=1,
-        queries="one", exact_dims=True, empty_rows=False,
-        bias=None, vectors=tuple(v for v in problem.vectors if v == "out"),
+        queries="one", exact_dims=True, empty_rows="zero" if problem.empty_rows == "zero" else None,
+        paged=False, ring=False, scales=False, bias=None, vectors=tuple(v for v in problem.vectors if v == "out"),
     )  # fmt: skip
     words = (
         f"merge-{short_name(problem.out_dtype)}{'q' if left.vectors else ''}-v{problem.value_dim}",
         *(("natural",) if problem.bias is not None else ()),
-        *(word for word in left.features if word in ("sink", "qlen") or word.startswith("res")),
+        *(word for word in left.features if word in ("sink", "qlen", "zero") or word.startswith("res")),
     )
     given = dict(constants(left, False, UNBUFFERED)) | {"NATURAL": problem.bias is not None}
     kept = tuple(b for b in bindings(left, False, UNBUFFERED) if b.name in ("out", "residual", "rows"))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.families import reads_floats
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
@@ -21,7 +22,7 @@ def workgroup_bytes() -> int:
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
-    return SUPPORTED
+    return reads_floats(problem)
 
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:

@@ -27,8 +27,11 @@ ROW_OPERANDS = (
     "scale",
     "query_segments",
     "key_segments",
+    "pages",
 )
-TAILED = ("sinks", "query_segments", "key_segments")  # of these, those with an axis of their own: N, T or S
+# Of these, those with an axis of their own: N, T, S, or a sequence's pages.
+TAILED = ("sinks", "query_segments", "key_segments", "pages")
+EmptyRule = Literal["mean", "zero"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,10 @@ class Call:
     softcap: float | None = None
     rope: Rope | None = None  # both q (at i + query_offset) and k (at j) are rotated as they are read
     residual: np.dtype | None = None  # dtype of the logsumexp that is kept, None: not kept
+    empty: EmptyRule = "mean"  # of a row that keeps no key: the mean of V, or 0 with residual -inf
+    page_size: int | None = None  # tokens a page, a power of two; None: key and value are no pools of pages
+    ring: int | None = None  # tokens pinned in the first slots, the others in turn; None: slot s holds key s
+    value_dim: int | None = None  # Hv where value holds packed int4, whose rows do not tell
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -111,7 +118,10 @@ class AttentionProblem:
     rope: Literal["half4", "half", "interleaved"] | None  # half4: pairs lie a multiple of four elements apart
     residual: np.dtype | None
     vectors: tuple[str, ...]  # operands whose rows can be read (or written) four elements at a time
-    empty_rows: bool  # a row may keep no key: the kernel must be able to answer the mean of V
+    empty_rows: EmptyRule | None  # a row may keep no key: what it ends as
+    paged: bool  # key, value and scales are pools of pages, which the operand `pages` deals to the batch
+    ring: bool  # slots hold keys in turn: key_position, not the slot, says where a key sits
+    scales: bool  # key and value are int8 or packed int4 (uint8), with float32 scales
 
     @property
     def dense(self) -> bool:
@@ -132,7 +142,11 @@ class AttentionProblem:
             "qlen": self.query_lengths,
             "off": self.query_offset,
             "scale": self.run_time_scale,
-            "empty": self.empty_rows,
+            "empty": self.empty_rows == "mean",
+            "zero": self.empty_rows == "zero",
+            "paged": self.paged,
+            "ring": self.ring,
+            "scales": self.scales,
         }
         return tuple(word for word, there in words.items() if there)
 
@@ -160,14 +174,15 @@ def vectorized(operand: Operand) -> bool:
 
 
 def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
-    """The Problem of a call. `operands` holds query and out as (B0, B1, T, N, ·), key and value as (B0, B1, S, K, ·),
-    and what else is there.
+    """The Problem of a call. `operands` holds query and out as (B0, B1, T, N, ·), key, value and scales as
+    (B0, B1, S, K, ·), and what else is there. Of a pool of pages S is all its tokens, the same for every batch entry.
     """
     query, key, value, out = (operands[name] for name in ("query", "key", "value", "out"))
-    head_dim, value_dim = query.shape[-1], value.shape[-1]
+    head_dim, value_dim = query.shape[-1], out.shape[-1]
     padded, value_padded = dim_class(head_dim), dim_class(value_dim)
     bias = operands.get("bias")
     segments = "query_segments" in operands
+    dense = bias is not None or "mask" in operands or segments
     keys = KeyRange(
         tuple(tuple((b.side, b.kind, b.source is not None) for b in clause) for clause in call.clauses),
         "key_value_lengths" in operands,
@@ -194,8 +209,18 @@ def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
         rope=None if call.rope is None else _rope_class(call.rope, head_dim),
         residual=call.residual,
         vectors=tuple(name for name in ("query", "key", "value", "out") if vectorized(operands[name])),
-        empty_rows=_may_be_empty(call, operands, dense=bias is not None or "mask" in operands or segments),
+        empty_rows=call.empty if _may_be_empty(call, operands, dense) else None,
+        paged="pages" in operands,
+        ring=call.ring is not None,
+        scales="scales" in operands,
     )
+
+
+def key_count(call: Call, operands: Mapping[str, Operand]) -> int:
+    """S, the keys of a call: of pages, as many as a sequence's table has room for."""
+    if call.page_size is None:
+        return operands["key"].shape[2]
+    return operands["pages"].shape[-1] * call.page_size
 
 
 def _rope_class(rope: Rope, head_dim: int) -> Literal["half4", "half", "interleaved"]:

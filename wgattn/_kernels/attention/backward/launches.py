@@ -133,7 +133,7 @@ def _by_key_value(
 ) -> list[Launch | Copy | CopyToTexture]:
     """grad_key and grad_value, a range of keys after another, each over all query rows."""
     wanted, problem, forward = work.problem.wanted, work.problem.sweep, work.problem.forward
-    mean = "value" in wanted and forward.empty_rows and not forward.sinks
+    mean = "value" in wanted and forward.empty_rows == "mean" and not forward.sinks
     steps: list[Launch | Copy | CopyToTexture] = []
     for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n[0] // work.group)):
         parts = [short for box in same for short in _short(box, sweeps.max_rows)]

@@ -53,7 +53,7 @@ def describe_gradient(call: Call, operands: Mapping[str, Operand], wanted: Itera
         queries="many",
         rope=None,
         residual=None,
-        empty_rows=False,
+        empty_rows=None,
         vectors=(*(name for name, quad in quads.items() if quad), "out"),
     )
     return GradientProblem(
@@ -86,7 +86,7 @@ def stripped(problem: AttentionProblem, **kept: object) -> AttentionProblem:
     bare = replace(
         problem, query_dtype=float32, key_dtype=float32, value_dtype=float32, out_dtype=float32, keys=KeyRange(),
         bias=None, mask=False, query_lengths=False, query_offset=False, sinks=False, softcap=False,
-        run_time_scale=False, segments=False, rope=None, residual=None, empty_rows=False, group=1, queries="many",
+        run_time_scale=False, segments=False, rope=None, residual=None, empty_rows=None, group=1, queries="many",
         head_dim=16, value_dim=16, exact_dims=True, vectors=(),
     )  # fmt: skip
     return replace(bare, **kept)  # type: ignore[arg-type]
