@@ -85,9 +85,8 @@ class BoundProgram:
                     source = natives[self.program.outputs[read.output]]
                     encoder.copy_buffer_to_buffer(source, read.offset, staging, 0, read.into.nbytes)
                 device.submit(encoder)
-            promises = [s.map_async("READ_NOSYNC", 0, r.into.nbytes) for s, r in zip(received, reads, strict=True)]
-            for staging, promise, read in zip(received, promises, reads, strict=True):
-                device.memory.receive(staging, promise, read.into)
+            for staging, read in zip(received, reads, strict=True):
+                device.memory.receive(staging, read.into)
             for staging in written.values():
                 device.memory.unstage(staging)
 

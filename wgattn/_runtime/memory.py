@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._errors import OutOfDeviceMemoryError
+from .hostcopy import copy_bytes
 from .program import TextureFormat
 
 if TYPE_CHECKING:
@@ -163,9 +164,9 @@ class Memory:
                 self._queued = 0
                 self._flush()
         elif self._device.mappable:
-            _map(native, "WRITE", 0, data.nbytes)
+            self._map(native, "WRITE", 0, data.nbytes)
             try:
-                native.write_mapped(data)
+                copy_bytes(self._device.provider.writable(native, data.nbytes), data)
             finally:
                 native.unmap()
         else:
@@ -178,7 +179,7 @@ class Memory:
     def staged(self, data: NDArray[np.uint8]) -> Any:
         """A staging buffer with these bytes, for a copy that its taker encodes; `unstage` takes it back."""
         staging = self._stage("write", size_class(data.nbytes))
-        staging.write_mapped(data)
+        copy_bytes(self._device.provider.writable(staging, data.nbytes), data)
         staging.unmap()
         return staging
 
@@ -201,19 +202,19 @@ class Memory:
                 self._flush()  # mapping would overtake the queue's own writes
             self._device.wait()  # first, so that the lock is held for the copy alone
             with self._device.lock:
-                _map(native, "READ_NOSYNC", start, offset + nbytes - start)
+                self._map(native, "READ_NOSYNC", start, offset + nbytes - start)
                 try:
                     view = native.read_mapped(start, offset + nbytes - start, copy=False)
-                    np.copyto(found, np.frombuffer(view, np.uint8)[offset - start :])
+                    copy_bytes(found, np.frombuffer(view, np.uint8)[offset - start :])
                 finally:
                     native.unmap()
             return found
-        waiting: deque[tuple[Any, Any, NDArray[np.uint8]]] = deque()
+        waiting: deque[tuple[Any, NDArray[np.uint8]]] = deque()
         for start in range(0, nbytes, CHUNK):
             part = found[start : start + CHUNK]
             staging = self._stage("read", size_class(part.nbytes))
             self._copy(native, offset + start, staging, 0, part.nbytes)
-            waiting.append((staging, staging.map_async("READ_NOSYNC", 0, part.nbytes), part))
+            waiting.append((staging, part))
             if len(waiting) == CHUNKS:  # the device copies the next ones while the host copies this one
                 self.receive(*waiting.popleft())
         while waiting:
@@ -223,12 +224,25 @@ class Memory:
     def _flush(self) -> None:
         self._device.submit(self._device.native.create_command_encoder())
 
-    def receive(self, staging: Any, promise: Any, part: NDArray[np.uint8]) -> None:
-        """Copy what a receiver got to `part`, once `promise` says that it is mapped."""
-        promise.sync_wait()
-        np.copyto(part, np.frombuffer(staging.read_mapped(0, part.nbytes, copy=False), np.uint8))
+    def receive(self, staging: Any, part: NDArray[np.uint8]) -> None:
+        """Copy what a receiver gets to `part`, once the copy to it, submitted before, is done.
+
+        It is mapped here and no sooner: while a mapping is waited for, wgpu-native lets no thread submit.
+        """
+        self._map(staging, "READ_NOSYNC", 0, part.nbytes)
+        copy_bytes(part, np.frombuffer(staging.read_mapped(0, part.nbytes, copy=False), np.uint8))
         staging.unmap()
         self._staging.setdefault(("read", staging.size), []).append(staging)
+
+    def _map(self, native: Any, mode: str, offset: int, nbytes: int) -> None:
+        """Map, and leave nothing mapped when the wait is interrupted: a later submit would end the process."""
+        promise = native.map_async(mode, offset, nbytes)
+        try:
+            self._device.provider.settle(self._device.native, promise)
+        except KeyboardInterrupt:
+            promise.sync_wait()
+            native.unmap()
+            raise
 
     def _copy(self, source: Any, offset: int, destination: Any, start: int, nbytes: int) -> None:
         encoder = self._device.native.create_command_encoder()
@@ -245,7 +259,7 @@ class Memory:
                 pass
             else:
                 if way == "write":
-                    native.map_async("WRITE").sync_wait()
+                    self._map(native, "WRITE", 0, size)
                 return native
         usage = self._device.provider.module.BufferUsage
         flags = usage.MAP_WRITE | usage.COPY_SRC if way == "write" else usage.MAP_READ | usage.COPY_DST
@@ -292,17 +306,6 @@ class Memory:
         if self._poison_block.nbytes < nbytes:
             self._poison_block = np.full(nbytes, 0xFF, np.uint8)
         return self._poison_block[:nbytes]
-
-
-def _map(native: Any, mode: str, offset: int, nbytes: int) -> None:
-    """Map, and leave nothing mapped when the wait is interrupted: a later submit would end the process."""
-    promise = native.map_async(mode, offset, nbytes)
-    try:
-        promise.sync_wait()
-    except KeyboardInterrupt:
-        promise.sync_wait()
-        native.unmap()
-        raise
 
 
 def _bytes_of(key: int | TextureKey) -> int:

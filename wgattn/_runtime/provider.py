@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .._errors import AdapterNotFoundError, UnsupportedError
 
 Kind = Literal["discrete", "integrated", "cpu", "unknown"]
@@ -91,6 +94,17 @@ class Provider:
     def wait(self, device: Any) -> None:
         """Return when all that was submitted is done."""
         device._poll_wait()  # queue.on_submitted_work_done_sync raises TypeError in wgpu-py 0.32
+
+    def settle(self, device: Any, promise: Any) -> None:
+        """Wait until a buffer is mapped. Most often the device is done with it already, and one poll from here says so:
+        wgpu-py's own thread, which polls else, takes a tenth of a millisecond to wake."""
+        if self.name == "wgpu":
+            device._poll()
+        promise.sync_wait()
+
+    def writable(self, buffer: Any, nbytes: int) -> NDArray[np.uint8]:
+        """The first `nbytes` bytes of a buffer that is mapped for writing, until it is unmapped."""
+        return np.frombuffer(buffer._experimental_get_mapped_range(0, nbytes), np.uint8)
 
     def mark(self, device: Any) -> Callable[[], bool]:
         """A question that can be asked again and again: is all done that was submitted before this call?"""
