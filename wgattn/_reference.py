@@ -324,21 +324,24 @@ def _yarn_factor(rule: Mapping[str, Any], factor: float) -> float:
 
 
 def merge(outputs: Sequence[np.ndarray], residuals: Sequence[np.ndarray], sinks: np.ndarray | None = None) -> Result:
-    """Partial results over disjoint keys, outputs (B)TNHv and residuals (B)TN, as one; a residual of -inf adds nothing.
+    """Partial results over disjoint keys, outputs (B)TNHv and residuals (B)TN, as one; `sinks` (N,) join once.
+
+    A part whose residual is -inf, or the residual of a row that keeps no key, adds nothing, whatever its output holds.
+    Where all are such the result is 0 and its residual -inf; with sinks 0 and the sink.
 
     >>> merge([np.ones((1, 1, 1))] * 2, [np.zeros((1, 1))] * 2).residual.tolist() == [[math.log(2)]]
     True
     """
-    weights = np.stack([_f64(r) for r in residuals])
-    peak = weights.max(0)
+    logits, stacked = (np.stack([_f64(x) for x in parts]) for parts in (residuals, outputs))
+    neutral = np.isneginf(logits) | (np.abs(logits - EMPTY_RESIDUAL) <= -1e-6 * EMPTY_RESIDUAL)
+    peak = np.where(neutral, -np.inf, logits).max(0)
     if sinks is not None:
         peak = np.maximum(peak, _f64(sinks))
     peak = np.where(np.isneginf(peak), 0, peak)
-    part = np.exp(weights - peak)
-    total = part.sum(0) + (0 if sinks is None else np.exp(_f64(sinks) - peak))
-    stacked = np.stack([_f64(o) for o in outputs])
     with np.errstate(invalid="ignore", divide="ignore"):
-        out = np.where(np.isneginf(weights)[..., None], 0, part[..., None] * stacked).sum(0)
+        part = np.where(neutral, 0, np.exp(logits - peak))
+        total = part.sum(0) + (0 if sinks is None else np.exp(_f64(sinks) - peak))
+        out = np.where(neutral[..., None], 0, part[..., None] * stacked).sum(0)
         return Result(out / np.where(total == 0, 1, total)[..., None], peak + np.log(total))
 
 

@@ -1,16 +1,17 @@
 """A small plan of every kind: each array kernel over its dtypes, ranks and options."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
 from wgattn._dtypes import COMPUTE, FLOATS, bool_, float16, float32, int32
-from wgattn._kernels.array import copy, elementwise, fill, pointwise, reduce, rope
+from wgattn._kernels.array import copy, elementwise, fill, merge_parts, pointwise, reduce, rope
 from wgattn._kernels.array.elementwise import ARITY, COMPARISONS, LOGIC
 from wgattn._kernels.kernel import Operand, Plan, natural_strides
 from wgattn._kernels.rotation import Rope
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Limits
 
 SHAPES = [(6,), (3, 4), (3, 5)]
 
@@ -46,4 +47,11 @@ def every_plan(profile: DeviceProfile) -> Iterator[Plan]:
         parameters = Rope(style=style, rotary_dim=4)
         for positions, offset in [(None, None), (natural(int32, 3), None), (None, natural(int32))]:
             yield rope.plan(x, positions, offset, natural(dtype, *x.shape), parameters, profile, inverse=inverse)
+    for dtype, Hv, rows in product(FLOATS, (6, 8), ((3, 4, 2), (4, 2))):
+        parts, residuals = natural(dtype, 3, *rows, Hv), natural(float32, 3, *rows)
+        turned = Operand(float32, (3, *rows), tuple(reversed(natural_strides((*reversed(rows), 3)))))
+        for of_parts, sinks in product((residuals, turned), (None, natural(float32, rows[-1]))):
+            given = parts, of_parts, sinks, natural(dtype, *rows, Hv), natural(float32, *rows)
+            yield merge_parts.plan(*given, profile)
+            yield merge_parts.plan(*given, replace(profile, limits=Limits(binding_bytes=512)))
     yield copy.plan(natural(float32), natural(float16), profile)
