@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import _tree
 from ._array import of
 from ._dtypes import FLOATS
 from ._graph.rules import describe
@@ -69,7 +70,7 @@ def value_and_grad(
 
     @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:
-        from jax import tree_util
+        tree_util = _tree.util()
 
         places = _places(argnums, len(args))
 
@@ -102,7 +103,7 @@ def _places(argnums: int | Sequence[int], count: int) -> list[int]:
 
 def _one_float(pull: Pullback) -> Any:
     """The dtype of a result that grad takes: one float."""
-    from jax import tree_util
+    tree_util = _tree.util()
 
     if tree_util.tree_structure(pull.out) != tree_util.tree_structure(0):
         raise TypeError(

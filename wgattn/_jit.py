@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _run
+from . import _run, _tree
 from ._array import Array, asarray, of
 from ._graph.graph import Aval, Graph, View
 from ._graph.text import as_text, side_by_side
@@ -84,7 +84,7 @@ class JitFunction:
         return Lowered(self, self._traced(bound, avals), tuple(layouts))
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        from jax import tree_util
+        tree_util = _tree.util()
 
         static: list[tuple[Any, Hashable]] = []
         for key, value in (*enumerate(args), *sorted(kwargs.items())):
@@ -140,7 +140,7 @@ class JitFunction:
             return finish(result, steps, trace)
 
     def _apply(self, bound: Arguments, leaves: list[Array]) -> Any:
-        from jax import tree_util
+        tree_util = _tree.util()
 
         tree, count = bound.tree
         positional, named = tree_util.tree_unflatten(tree, leaves)
@@ -170,7 +170,7 @@ class JitFunction:
         return donated
 
     def _keys(self, bound: Arguments, i: int) -> Any:
-        from jax import tree_util
+        tree_util = _tree.util()
 
         tree, _ = bound.tree
         with_paths, _ = tree_util.tree_flatten_with_path(tree_util.tree_unflatten(tree, range(len(bound.leaves))))
@@ -183,7 +183,7 @@ class JitFunction:
 
     def _path(self, bound: Arguments, i: int) -> str:
         """Leaf i as its user would write it: q, or q['w'][0]."""
-        from jax import tree_util
+        tree_util = _tree.util()
 
         _, top, *rest = self._keys(bound, i)
         return self._called(top.key) + tree_util.keystr(tuple(rest))

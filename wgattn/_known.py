@@ -30,7 +30,7 @@ def known(step: Step, result: int = 0) -> np.ndarray | None:
             continue
         else:
             operands = [p.known[r] for p, r in parents]
-            at.known[which] = _computed(at.operation, at.avals[which], operands)
+            at.known[which] = _computed(at.operation, at.avals[which], operands, _operands(at))
         stack.pop()
     return step.known[result]
 
@@ -61,7 +61,7 @@ class Foreknown:
 
     arguments: list[int] = field(default_factory=list)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
-    instructions: list[tuple[int, object, Aval, tuple[int, ...]]] = field(default_factory=list)
+    instructions: list[tuple[int, object, Aval, tuple[int, ...], list[Aval]]] = field(default_factory=list)
     checks: list[tuple[Test, tuple[int, ...]]] = field(default_factory=list)
     outputs: list[int | None] = field(default_factory=list)
 
@@ -69,8 +69,8 @@ class Foreknown:
         """The outputs that the host knows, given what it knows of arguments. Raises what a check raises."""
         slots: dict[int, np.ndarray | None] = {n: argument(index) for n, index in enumerate(self.arguments)}
         slots |= self.constants
-        for slot, operation, aval, operands in self.instructions:
-            slots[slot] = _computed(operation, aval, [slots[n] for n in operands])
+        for slot, operation, aval, operands, avals in self.instructions:
+            slots[slot] = _computed(operation, aval, [slots[n] for n in operands], avals)
         for test, operands in self.checks:
             values = [slots[n] for n in operands]
             if all(value is not None for value in values):
@@ -99,7 +99,7 @@ def foreknown(outputs: Sequence[Goal], arguments: Sequence[Step], trace: Trace) 
             plan.constants[count] = value
         else:
             parents = tuple(slots[id(p), r] for p, r in _parents(step, result) or ())
-            plan.instructions.append((count, step.operation, step.avals[result], parents))
+            plan.instructions.append((count, step.operation, step.avals[result], parents, _operands(step)))
         count += 1
     plan.outputs = [slots.get((id(step), result)) for step, result in outputs]
     for test, goals in trace.checks:
@@ -151,6 +151,12 @@ def _given(step: Step, result: int) -> np.ndarray | None:
     return value.copy() if value.flags.writeable else value
 
 
-def _computed(operation: object, aval: Aval, operands: Sequence[np.ndarray | None]) -> np.ndarray | None:
+def _computed(
+    operation: object, aval: Aval, operands: Sequence[np.ndarray | None], avals: Sequence[Aval]
+) -> np.ndarray | None:
     there = [x for x in operands if x is not None]
-    return evaluated(operation, aval, there) if len(there) == len(operands) else None
+    return evaluated(operation, aval, there, avals) if len(there) == len(operands) else None
+
+
+def _operands(step: Step) -> list[Aval]:
+    return [parent.avals[result] for parent, result in step.parents]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _run
+from . import _run, _tree
 from ._array import Array, asarray, broadcast, of
 from ._dtypes import FLOATS, float32
 from ._errors import AdapterNotFoundError
@@ -55,7 +55,7 @@ class Pullback:
     tree: Any
 
     def __call__(self, cotangent: Any) -> tuple[Any, ...]:
-        from jax import tree_util
+        tree_util = _tree.util()
 
         returned: dict[int, Array] = {}
         computed: list[tuple[Result, Array]] = []
@@ -76,7 +76,7 @@ class Pullback:
 
     def _cotangents(self, cotangent: Any) -> list[Array | None]:
         """Those of out's arrays, which must be like them; None for zeros."""
-        from jax import tree_util
+        tree_util = _tree.util()
 
         outs, tree = tree_util.tree_flatten(self.out, is_leaf=_is_none)
         given, given_tree = tree_util.tree_flatten(cotangent, is_leaf=_is_none)
@@ -98,7 +98,7 @@ def linearize(
     by: str,
 ) -> Pullback:
     """Run `fn` on `primals`, recorded. `named` is the function whose arguments number `places` they are, for errors."""
-    from jax import tree_util
+    tree_util = _tree.util()
 
     name = getattr(named, "__name__", type(named).__name__)
     with_paths, tree = tree_util.tree_flatten_with_path(tuple(primals))

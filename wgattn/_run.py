@@ -10,7 +10,7 @@ import numpy as np
 
 from ._errors import UnsupportedError
 from ._graph.graph import Graph, View
-from ._graph.operations import Attention, AttentionGradient, Concatenate, Elementwise, Sum
+from ._graph.operations import Attention, AttentionGradient, CacheAppend, CacheMove, Concatenate, Elementwise, Sum
 from ._known import known
 from ._record import Argument, Dead, Step, Stored, Value, ancestors, build, current_trace, traced_arguments
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._schedule import Compiled, Output
 
 CACHED = 256  # compiled graphs that are kept
-COMPUTED = (Attention, AttentionGradient, Concatenate, Elementwise, Sum)
+COMPUTED = (Attention, AttentionGradient, CacheAppend, CacheMove, Concatenate, Elementwise, Sum)
 
 # Called as hook(attention, operands by name, results by name, variant) after an attention launch, under validation.
 AttentionHook = Callable[[Attention, dict[str, np.ndarray], dict[str, np.ndarray], str], None]
@@ -78,14 +78,15 @@ def run(
     """Run a recorded graph on its inputs, which lie as its input nodes say, in one submit."""
     if validate and _hooks:
         return _run_validated(executable(graph, taps=True), inputs)
-    return results_of(executable(graph, donated), inputs)
+    return results_of(executable(graph, donated), inputs, donated)
 
 
-def results_of(program: "Compiled", inputs: Sequence[Stored]) -> list[Stored]:
-    """Run a compiled graph. Results that share a buffer, with each other or an input, are marked."""
+def results_of(program: "Compiled", inputs: Sequence[Stored], donated: frozenset[int] = frozenset()) -> list[Stored]:
+    """Run a compiled graph. Results that share a buffer, with each other or an input that lives on, are marked."""
     outputs = [Stored(buffer, view) for buffer, view, _ in program.run([stored.buffer for stored in inputs])]
     seen: dict[int, Stored] = {}
-    for stored in (*inputs, *outputs):
+    alive = [stored for number, stored in enumerate(inputs) if number not in donated]
+    for stored in (*alive, *outputs):
         first = seen.setdefault(id(stored.buffer), stored)
         if first is not stored:
             first.shared = stored.shared = True

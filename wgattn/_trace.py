@@ -6,7 +6,7 @@ from weakref import ref
 
 import numpy as np
 
-from . import _run
+from . import _run, _tree
 from ._array import Array, asarray, of
 from ._graph.graph import Graph, View
 from ._graph.operations import Input
@@ -38,7 +38,7 @@ class Traced:
     @property
     def results(self) -> Any:
         """The tree of the function's results, an Aval for each."""
-        from jax import tree_util
+        tree_util = _tree.util()
 
         inputs = {n.operation.index: n.avals[0] for n in self.graph.nodes if isinstance(n.operation, Input)}
         computed = [
@@ -79,12 +79,12 @@ class Traced:
         if program is None:
             program = _run.executable(self.graph_for(layouts), donated)
             self.programs[layouts, donated] = program
-        return _run.results_of(program, inputs)
+        return _run.results_of(program, inputs, donated)
 
 
 def finish(result: Any, steps: list[Step], trace: Trace) -> Traced:
     """The Traced of a function that returned `result` for the arguments `steps`."""
-    from jax import tree_util
+    tree_util = _tree.util()
 
     leaves, tree = tree_util.tree_flatten(result)
     numbers = {id(step): i for i, step in enumerate(steps)}
@@ -109,7 +109,7 @@ def finish(result: Any, steps: list[Step], trace: Trace) -> Traced:
 
 def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], validate: bool) -> Any:
     """The function's result for these arguments: one submit, not waited for."""
-    from jax import tree_util
+    tree_util = _tree.util()
 
     computed: list[Array] = []
     hosts = traced.host.run(lambda i: known(arrays[i]._step, arrays[i]._result))

@@ -24,6 +24,7 @@ FLOORS = {
     "_host": 5,
     "_record": 5,
     "_known": 5,
+    "_tree": 5,
     "_trace": 5,
     "_array": 5,
     "_ufunc": 5,

@@ -1,5 +1,7 @@
 """Small integers computed in NumPy from what the host knows: lengths, offsets and page tables, never read back."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from wgattn._dtypes import bool_, int32, uint32
@@ -7,6 +9,8 @@ from wgattn._dtypes import bool_, int32, uint32
 from .graph import Aval
 from .operations import (
     BroadcastTo,
+    CacheAppend,
+    CacheMove,
     Cast,
     Concatenate,
     Constant,
@@ -20,7 +24,9 @@ from .operations import (
 )
 
 LARGEST = 1 << 18  # elements: a page table of 64 sequences with 4,096 pages each
-_COMPUTED = (Constant, Elementwise, Reshape, Transpose, Slice, BroadcastTo, Repeat, Cast, Pad, Concatenate, Copy)
+_COMPUTED = (
+    Constant, Elementwise, Reshape, Transpose, Slice, BroadcastTo, Repeat, Cast, Pad, Concatenate, CacheMove, Copy
+)  # fmt: skip
 
 
 def kept(aval: Aval) -> bool:
@@ -30,16 +36,34 @@ def kept(aval: Aval) -> bool:
 
 def needs(operation: object, result: int, operands: int) -> tuple[int, ...] | None:
     """Which of the `operands` give this result on the host; None where the device alone can give it."""
-    if isinstance(operation, Elementwise) and operation.function in ("exp", "divide"):
-        return None
+    match operation:
+        case Elementwise("exp" | "divide") | CacheMove(destination=True):
+            return None
+        case CacheAppend(names) if operation.results[result] == "lengths":
+            return tuple(names.index(name) for name in ("lengths", "counts") if name in names)
     return tuple(range(operands)) if isinstance(operation, _COMPUTED) else None
 
 
-def evaluated(operation: object, aval: Aval, operands: list[np.ndarray]) -> np.ndarray:
-    """The result of an operation with `needs`, of operands that are `kept`."""
+def evaluated(operation: object, aval: Aval, operands: list[np.ndarray], avals: Sequence[Aval]) -> np.ndarray:
+    """The result of an operation that `needs` these operands, which are `kept`; `avals` are of all that it has."""
     with np.errstate(over="ignore"):
-        found = np.asarray(_evaluated(operation, operands))
+        if isinstance(operation, CacheAppend):
+            found = _lengths(operation, operands, avals)
+        else:
+            found = np.asarray(_evaluated(operation, operands))
     return np.ascontiguousarray(found, aval.dtype).reshape(aval.shape)
+
+
+def _lengths(append: CacheAppend, operands: list[np.ndarray], avals: Sequence[Aval]) -> np.ndarray:
+    """The lengths after an append, as its kernel counts them."""
+    given = dict(zip(append.operands, avals, strict=True))
+    side = next(name for name in ("key", "value") if name in given)
+    tokens, capacity = given[f"new_{side}"].shape[1], given[side].shape[1]
+    if "pages" in given:
+        capacity *= given["pages"].shape[1]
+    lengths, *counts = operands
+    after = lengths.clip(0) + (counts[0].clip(0, tokens) if counts else tokens)
+    return after if append.ring is not None else np.minimum(after, capacity)
 
 
 def _evaluated(operation: object, operands: list[np.ndarray]) -> np.ndarray | float:
@@ -50,6 +74,9 @@ def _evaluated(operation: object, operands: list[np.ndarray]) -> np.ndarray | fl
             return getattr(np, function)(*operands)
         case Concatenate(axis):
             return np.concatenate(operands, axis)
+        case CacheMove():
+            storage, source = operands
+            return storage[source.clip(0, len(storage) - 1)]
     (x,) = operands
     match operation:
         case Reshape(shape):

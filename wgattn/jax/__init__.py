@@ -3,7 +3,11 @@
 out = jax.jit(wgattn.jax.dot_product_attention)(query, key, value)    # as jax.nn.dot_product_attention
 """
 
+from wgattn import _tree as _tree
+
 from ._attention import dot_product_attention as dot_product_attention
 from ._call import call as call
 from ._callback import last_error as last_error
 from ._flax import flax_attention as flax_attention
+
+_tree.util()  # pytrees of JAX programs hold wgattn's classes too

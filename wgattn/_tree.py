@@ -1,0 +1,19 @@
+"""Pytrees are those of jax.tree_util, which is loaded when one is first walked and then learns wgattn's own classes."""
+
+from typing import Any
+
+_waiting: list[tuple[type, tuple[str, ...], tuple[str, ...]]] = []
+
+
+def tree_class(cls: type, arrays: tuple[str, ...], static: tuple[str, ...]) -> None:
+    """Have pytrees hold dataclasses of type `cls`: its `arrays` are children, `static` fields part of the tree."""
+    _waiting.append((cls, arrays, static))
+
+
+def util() -> Any:
+    """jax.tree_util."""
+    from jax import tree_util
+
+    while _waiting:
+        tree_util.register_dataclass(*_waiting.pop())
+    return tree_util
