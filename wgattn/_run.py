@@ -10,7 +10,16 @@ import numpy as np
 
 from ._errors import UnsupportedError
 from ._graph.graph import Graph, View
-from ._graph.operations import Attention, AttentionGradient, CacheAppend, CacheMove, Concatenate, Elementwise, Sum
+from ._graph.operations import (
+    Attention,
+    AttentionGradient,
+    CacheAppend,
+    CacheMove,
+    Concatenate,
+    Elementwise,
+    Merge,
+    Sum,
+)
 from ._known import known
 from ._record import Argument, Dead, Step, Stored, Value, ancestors, build, current_trace, traced_arguments
 
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
     from ._schedule import Compiled, Output
 
 CACHED = 256  # compiled graphs that are kept
-COMPUTED = (Attention, AttentionGradient, CacheAppend, CacheMove, Concatenate, Elementwise, Sum)
+COMPUTED = (Attention, AttentionGradient, CacheAppend, CacheMove, Concatenate, Elementwise, Merge, Sum)
 
 # Called as hook(attention, operands by name, results by name, variant) after an attention launch, under validation.
 AttentionHook = Callable[[Attention, dict[str, np.ndarray], dict[str, np.ndarray], str], None]

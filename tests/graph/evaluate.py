@@ -91,6 +91,9 @@ def _results(node: Node, given: list[np.ndarray], arguments: Sequence[np.ndarray
             if inverse:
                 positions = -(np.arange(given[0].shape[-3]) if positions is None else positions)
             return (_reference.rope(given[0], positions, base=rope.base, rotary_dim=rope.rotary_dim, style=rope.style),)
+        case op.Merge():
+            found = _reference.merge(list(given[0]), list(given[1]), *given[2:])
+            return found.out, found.residual
         case op.Copy():
             return (given[0],)
     raise AssertionError(f"{node.operation} is not evaluated")

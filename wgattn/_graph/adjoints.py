@@ -1,7 +1,6 @@
 """The adjoint of each operation: what its result's cotangent gives to its operands, in operations like any other."""
 
-from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from wgattn._dtypes import FLOATS, float8_e4m3fn, float8_e5m2, float32
 from wgattn._errors import UnsupportedError
 
 from .graph import Aval
+from .merge_adjoint import merge_adjoint
 from .operations import (
     Attention,
     AttentionGradient,
@@ -18,6 +18,7 @@ from .operations import (
     Copy,
     Elementwise,
     Function,
+    Merge,
     Pad,
     Repeat,
     Reshape,
@@ -26,30 +27,10 @@ from .operations import (
     Sum,
     Transpose,
 )
+from .recorder import Forward, Recorder, V, reshaped, summed
 from .rules import COMPARISONS, GRADIENTS, LOGICAL
 
-V = TypeVar("V")
 STOPPED = (*COMPARISONS, *LOGICAL)
-
-
-class Recorder(Protocol[V]):
-    """Records operations on values of some kind: what adjoints are written in."""
-
-    def do(self, operation: object, *operands: V) -> tuple[V, ...]: ...
-
-    def constant(self, value: float, dtype: np.dtype) -> V: ...
-
-    def aval(self, value: V) -> Aval: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Forward(Generic[V]):
-    """A node as its adjoint sees it; of the values those are there that `needed` asks for."""
-
-    operation: object
-    avals: tuple[Aval, ...]  # of the operands
-    operands: tuple[V | None, ...]
-    results: tuple[V | None, ...]
 
 
 def carries(dtype: np.dtype) -> bool:
@@ -86,15 +67,23 @@ def needed(operation: object, wanted: tuple[bool, ...]) -> tuple[tuple[int, ...]
             return (1,), ()
         case Attention(operands):
             return tuple(range(len(operands))), (0, 1)
+        case Merge(sinks):
+            return (0, 1, 2) if sinks else (0, 1), (0, 1)
     return (), ()
 
 
-def adjoint(record: Recorder[V], of: Forward[V], cotangent: V, wanted: tuple[bool, ...]) -> tuple[V | None, ...]:
+def adjoint(
+    record: Recorder[V], of: Forward[V], cotangents: tuple[V | None, ...], wanted: tuple[bool, ...]
+) -> tuple[V | None, ...]:
     """The cotangents of a node's `wanted` operands, each of its operand's shape and dtype; None for the others.
 
-    `cotangent` is that of the first result; an attention's residual has none, as in jax.
+    `cotangents` are those of its results, at least one of them given; an attention's residual has none, as in jax.
     Raises UnsupportedError for what has no adjoint: the gradient of attention itself.
     """
+    if isinstance(of.operation, Merge):
+        return merge_adjoint(record, of, cotangents, wanted)
+    cotangent = cotangents[0]
+    assert cotangent is not None
     match of.operation:
         case Elementwise(function):
             return _elementwise(record, of, function, cotangent, wanted)
@@ -109,21 +98,11 @@ def adjoint(record: Recorder[V], of: Forward[V], cotangent: V, wanted: tuple[boo
     return (_unary(record, of.operation, of.avals[0], cotangent),)
 
 
-def summed(record: Recorder[V], cotangent: V, shape: tuple[int, ...]) -> V:
-    """The adjoint of broadcasting `shape`: the sum over what was repeated."""
-    have = record.aval(cotangent).shape
-    lead = len(have) - len(shape)
-    axes = tuple(a for a, n in enumerate(have) if a < lead or (n != 1 and shape[a - lead] == 1))
-    if axes:
-        (cotangent,) = record.do(Sum(axes), cotangent)
-    return _reshaped(record, cotangent, shape)
-
-
 def _unary(record: Recorder[V], operation: object, x: Aval, cotangent: V) -> V:
     ones = (1,) * x.ndim
     match operation:
         case Copy() | Reshape():
-            return _reshaped(record, cotangent, x.shape)
+            return reshaped(record, cotangent, x.shape)
         case Transpose(axes):
             return record.do(Transpose(tuple(axes.index(a) for a in range(x.ndim))), cotangent)[0]
         case Slice():
@@ -132,13 +111,13 @@ def _unary(record: Recorder[V], operation: object, x: Aval, cotangent: V) -> V:
             return summed(record, cotangent, x.shape)
         case Repeat(repeats, axis):
             at = axis % x.ndim + 1
-            split = _reshaped(record, cotangent, (*x.shape[:at], repeats, *x.shape[at:]))
+            split = reshaped(record, cotangent, (*x.shape[:at], repeats, *x.shape[at:]))
             return record.do(Sum((at,)), split)[0]
         case Cast():
             return record.do(Cast(x.dtype), cotangent)[0]
         case Sum(axes, _, divisor):
             kept = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
-            each = _reshaped(record, cotangent if divisor == 1 else _over(record, cotangent, divisor), kept)
+            each = reshaped(record, cotangent if divisor == 1 else _over(record, cotangent, divisor), kept)
             return each if kept == x.shape else record.do(BroadcastTo(x.shape), each)[0]
         case Pad(low, _):
             return record.do(Slice(low, x.shape, ones), cotangent)[0]
@@ -146,10 +125,6 @@ def _unary(record: Recorder[V], operation: object, x: Aval, cotangent: V) -> V:
         f"{type(operation).__name__} has no gradient of its own: attention is differentiated once. "
         "Compute second derivatives with jax.nn.dot_product_attention"
     )
-
-
-def _reshaped(record: Recorder[V], x: V, shape: tuple[int, ...]) -> V:
-    return x if record.aval(x).shape == shape else record.do(Reshape(shape), x)[0]
 
 
 def _over(record: Recorder[V], x: V, divisor: int) -> V:
@@ -174,8 +149,8 @@ def _unsliced(record: Recorder[V], operation: Slice, shape: tuple[int, ...], cot
     if any(abs(by) > 1 for by in step):
         pairs = tuple(n for each in size for n in (each, 1))
         gaps = tuple(n for by in step for n in (0, abs(by) - 1))
-        (cotangent,) = record.do(Pad((0,) * len(pairs), gaps), _reshaped(record, cotangent, pairs))
-        cotangent = _reshaped(record, cotangent, spread)
+        (cotangent,) = record.do(Pad((0,) * len(pairs), gaps), reshaped(record, cotangent, pairs))
+        cotangent = reshaped(record, cotangent, spread)
     if span != spread:
         (cotangent,) = record.do(Slice(zeros, span, ones), cotangent)
     high = tuple(n - first - reach for n, first, reach in zip(shape, low, span, strict=True))

@@ -1,13 +1,12 @@
 """The backward pass of a recorded graph: which values a gradient passes, which it reads again, and the pass itself."""
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
 
-from .adjoints import Forward, Recorder, adjoint, carries, flows, needed
+from .adjoints import adjoint, carries, flows, needed
 from .graph import Graph, Node
 from .operations import Attention, Elementwise, Input
+from .recorder import Forward, Recorder, V
 
-V = TypeVar("V")
 Result = tuple[int, int]  # node of a graph, and which of its results
 
 
@@ -26,7 +25,7 @@ def saved(graph: Graph, on_path: Collection[Result]) -> frozenset[Result]:
     """The results that the backward pass reads again."""
     found: set[Result] = set()
     for number, node in enumerate(graph.nodes):
-        if (number, 0) in on_path:
+        if any((number, result) in on_path for result in range(len(node.avals))):
             operands, results = needed(node.operation, _wanted(node, on_path))
             found.update((node.uses[place].node, node.uses[place].result) for place in operands)
             found.update((number, result) for result in results)
@@ -54,11 +53,12 @@ def pull_back(
             add(result, given)
     inputs: dict[int, V] = {}
     for number in reversed(range(len(graph.nodes))):
-        node, given = graph.nodes[number], found.pop((number, 0), None)
-        if given is None:
+        node = graph.nodes[number]
+        given = tuple(found.pop((number, result), None) for result in range(len(node.avals)))
+        if all(x is None for x in given):
             continue
         if isinstance(node.operation, Input):
-            inputs[node.operation.index] = given
+            (inputs[node.operation.index],) = (x for x in given if x is not None)
             continue
         wanted = _wanted(node, on_path)
         for use, share in zip(node.uses, adjoint(record, _seen(graph, number, values), given, wanted), strict=True):

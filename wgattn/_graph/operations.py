@@ -192,12 +192,23 @@ class CacheMove:
 
 
 @dataclass(frozen=True, slots=True)
+class Merge:
+    """Partial attention results as one. Uses: outputs (P, …, N, Hv), float32 residuals (P, …, N), and with `sinks`
+    float32 sinks that broadcast to (…, N).
+
+    Results: out (…, N, Hv) in the dtype of outputs, and the float32 residual (…, N).
+    """
+
+    sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A use made contiguous; the rewriter adds it where a kernel cannot take a view."""
 
 
 Operation = (
     Input | Constant | Reshape | Transpose | Slice | BroadcastTo | Repeat | Cast | Elementwise | Sum | Pad | Concatenate
-    | Rotate | Attention | AttentionGradient | CacheAppend | CacheRows | CacheMove | Copy
+    | Rotate | Attention | AttentionGradient | CacheAppend | CacheRows | CacheMove | Merge | Copy
 )  # fmt: skip
 VIEWS = (Reshape, Transpose, Slice, BroadcastTo)

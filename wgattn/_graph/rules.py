@@ -23,6 +23,7 @@ from .operations import (
     Concatenate,
     Copy,
     Elementwise,
+    Merge,
     Pad,
     Repeat,
     Reshape,
@@ -68,6 +69,8 @@ def written(operation: object, uses: tuple[Use, ...], avals: tuple[Aval, ...]) -
     layouts = [View.natural(aval.shape) for aval in avals]
     if isinstance(operation, Attention):
         layouts[0] = attention_layout(avals[0], operation.store)
+    if isinstance(operation, Merge):
+        layouts[0] = attention_layout(avals[0])
     if isinstance(operation, AttentionGradient):
         rows = ("query", "key", "value")
         pairs = enumerate(zip(operation.wanted, avals, strict=True))
@@ -94,6 +97,8 @@ def infer(operation: object, operands: Sequence[Aval]) -> tuple[Aval, ...]:
             return (_concatenate(operation, operands),)
         case Rotate():
             return (_rotate(operation, operands),)
+        case Merge():
+            return _merge(operation, operands)
     (x,) = operands
     match operation:
         case Reshape(shape) if math.prod(shape) == x.size:
@@ -202,6 +207,19 @@ def _rotate(operation: Rotate, operands: Sequence[Aval]) -> Aval:
         shapes = " or ".join(str(s) for s in dict.fromkeys(taken))
         raise ValueError(f"rope {operation.where} of x with B={B} T={T} must have shape {shapes}; got {given.shape}")
     return Aval(x.shape, x.dtype)
+
+
+def _merge(operation: Merge, operands: Sequence[Aval]) -> tuple[Aval, ...]:
+    outputs, residuals = operands[:2]
+    P, *rows = residuals.shape
+    if outputs.shape[:-1] != residuals.shape or not (rows and P and outputs.shape[-1]):
+        raise ValueError(f"merge: outputs {outputs.shape} and residuals {residuals.shape} do not fit together")
+    if outputs.dtype not in FLOATS or residuals.dtype != float32:
+        raise TypeError(f"merge: outputs must not be {outputs.dtype.name}, nor residuals {residuals.dtype.name}")
+    for sinks in operands[2:]:
+        if sinks.dtype != float32 or not _broadcasts(sinks.shape, tuple(rows)):
+            raise ValueError(f"merge: sinks {describe(sinks)} are not float32 that broadcast to {tuple(rows)}")
+    return Aval(outputs.shape[1:], outputs.dtype), Aval(tuple(rows), float32)
 
 
 def _attention(operation: Attention, operands: Sequence[Aval]) -> tuple[Aval, ...]:

@@ -19,6 +19,7 @@ from .operations import (
     Copy,
     Elementwise,
     Input,
+    Merge,
     Pad,
     Repeat,
     Reshape,
@@ -176,6 +177,9 @@ def _operation(graph: Graph, node: Node, names: dict[tuple[int, int], str]) -> l
             positions = "" if where == "arange" else f" at {where} {_used(graph, node.uses[1], names)}"
             name = "rope back" if inverse else "rope"
             return [f"{name} {_used(graph, node.uses[0], names)}{positions}", *_rope_options(rope)]
+        case Merge(sinks):
+            used = [_used(graph, use, names) for use in node.uses]
+            return [f"merge {used[0]} by {used[1]}", *([f"sinks={used[2]}"] if sinks else [])]
         case Copy():
             text = f"copy {operands}"
         case _:

@@ -6,19 +6,20 @@ from functools import lru_cache
 
 import numpy as np
 
-from wgattn._dtypes import float32
+from wgattn._dtypes import float32, uint8
 from wgattn._errors import UnsupportedError
 from wgattn._graph import operations as op
 from wgattn._graph.graph import Graph, Node, Use
 from wgattn._graph.rewrite.strides import through
-from wgattn._kernels.array import copy, elementwise, rearrange, reduce, rope
+from wgattn._kernels.array import copy, elementwise, merge_parts, rearrange, reduce, rope
 from wgattn._kernels.array.pointwise import cut
 from wgattn._kernels.attention.backward.choose import choose_backward
 from wgattn._kernels.attention.backward.choose import plan as plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem, describe_gradient
+from wgattn._kernels.attention.boxes import POOLED
 from wgattn._kernels.attention.choose import choose
 from wgattn._kernels.attention.choose import plan as plan_attention
-from wgattn._kernels.attention.problem import AttentionProblem, Call, describe
+from wgattn._kernels.attention.problem import AttentionProblem, Call, describe, vectorized
 from wgattn._kernels.kernel import Operand, Plan, Variant, natural_strides
 from wgattn._kernels.rotation import TABLES, Rope, tables
 from wgattn._runtime.profile import DeviceProfile
@@ -99,6 +100,8 @@ def lower(graph: Graph, profile: DeviceProfile) -> Lowering:
                 _attention(lowering, number)
             case op.AttentionGradient():
                 _attention_gradient(lowering, number)
+            case op.Merge():
+                _merge(lowering, number)
             case _:
                 _array(lowering, number, node)
     return lowering
@@ -161,15 +164,18 @@ def _call_operands(
 ) -> tuple[dict[str, Operand], dict[str, int]]:
     """Operands and values of an attention call on the axes that its kernels take, copied where they take no view."""
     *_, T, N, _ = lowering.graph.view(uses["query"]).shape
+    paged = call.page_size is not None
     S = lowering.graph.view(uses["key"]).shape[-3]
+    if call.page_size is not None:
+        S = lowering.graph.view(uses["pages"]).shape[-1] * call.page_size
     sources = [bound.source for clause in call.clauses for bound in clause if bound.source is not None]
     # kernels know what a bound adds by the bound's place: bound0, bound1, …
     places = {name: [f"bound{n}" for n, source in enumerate(sources) if source == name] for name in sources}
     operands: dict[str, Operand] = {}
     names: dict[str, int] = {}
     for name, use in uses.items():
-        if name in ("query", "key", "value", "out", "grad_out"):
-            given, value = _rows(lowering, use, batch)
+        if name in ("query", "key", "value", "scales", "out", "grad_out"):
+            given, value = _rows(lowering, use, batch, pooled=paged and name in POOLED)
         elif name in ("bias", "mask"):
             given, value = expand(lowering.operand(use), (*batch, N, T, S)), lowering.value(use)
         elif name == "residual":
@@ -186,10 +192,14 @@ def _call_operands(
     return operands, names
 
 
-def _rows(lowering: Lowering, use: Use, batch: Batch) -> tuple[Operand, int]:
-    """Rows of heads, each lying element by element."""
+def _rows(lowering: Lowering, use: Use, batch: Batch, pooled: bool = False) -> tuple[Operand, int]:
+    """Rows of heads, each lying element by element; those of a pool of pages, token after token."""
     given, value = lowering.operand(use), lowering.value(use)
-    if not rows_are_runs(given):
+    if pooled:
+        if given.strides[0] != given.shape[1] * given.strides[1]:
+            given, value = lowering.copied(given, value)
+        given = replace(given, shape=(given.shape[0] * given.shape[1], *given.shape[2:]), strides=given.strides[1:])
+    if not rows_are_runs(given) or (given.dtype == uint8 and not vectorized(given)):
         once = narrow(given)
         made, value = lowering.copied(replace(once, shape=(*once.shape[:-1], given.shape[-1])), value)
         given = expand(made, given.shape)
@@ -244,6 +254,19 @@ def _attention_gradient(lowering: Lowering, number: int) -> None:
     lowering.chosen.append(Chosen(number, problem, variant))
     plan = plan_gradient(problem, variant, call, operands, profile)
     lowering.steps.run(plan, names, f"attention gradient {number}")
+
+
+def _merge(lowering: Lowering, number: int) -> None:
+    """Partial results as one; parts whose rows are no runs are copied."""
+    uses = dict(zip(("outputs", "residuals", "sinks"), lowering.graph.nodes[number].uses, strict=False))
+    given = {name: lowering.operand(use) for name, use in uses.items()}
+    names = {name: lowering.value(use) for name, use in uses.items()}
+    if not rows_are_runs(given["outputs"]):
+        given["outputs"], names["outputs"] = lowering.copied(given["outputs"], names["outputs"])
+    laid = dict(zip(("out", "residual"), lowering.allocate(number), strict=True))
+    names |= {name: lowering.results[number, result] for result, name in enumerate(laid)}
+    sinks = given.pop("sinks", None)
+    lowering.steps.run(merge_parts.plan(**given, **laid, sinks=sinks, profile=lowering.profile), names, "merge")
 
 
 def settle_outputs(lowering: Lowering, uses: Collection[Use], donated: frozenset[int]) -> list[tuple[int, Operand]]:

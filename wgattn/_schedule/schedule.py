@@ -150,6 +150,8 @@ def _cost(graph: Graph) -> Cost:
             flops += graph.aval(node.uses[0]).size
         elif isinstance(node.operation, op.Elementwise):
             flops += node.avals[0].size
+        elif isinstance(node.operation, op.Merge):
+            flops += 2 * graph.view(node.uses[0]).shape[0] * node.avals[0].size
         elif isinstance(node.operation, op.Rotate):
             flops += 3 * node.avals[0].size
     return Cost(flops, nbytes)

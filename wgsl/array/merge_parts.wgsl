@@ -5,9 +5,6 @@
 const LOG2_E: f32 = 1.4426950408889634;
 const LOWEST: f32 = -3.4028234663852886e38;
 const MINUS_INFINITY: u32 = 0xff800000u;
-// -0.7 times the largest float32, the residual of a row of dot_product_attention that keeps no key, give or take 8 last bits.
-const EMPTY_FIRST: u32 = 0xff33332au;
-const EMPTY_COUNT: u32 = 17u;
 
 %% for dtype in names_16_bit
 {{ elements.unpack_pair(dtype) }}
@@ -26,7 +23,8 @@ const EMPTY_COUNT: u32 = 17u;
 
 {{ elements.row_writer("out", result_dtype, result_quads, "parameters.Hv") }}
 
-// Whether a part's row keeps a key, by its residual's bits: no arithmetic sees an infinity.
+// Whether a part's row keeps a key, by its residual's bits: no arithmetic sees an infinity. EMPTY_… are the patterns of the residual
+// of a row of dot_product_attention that keeps none.
 fn keeps_keys(bits: u32) -> bool {
     return bits != MINUS_INFINITY && bits - EMPTY_FIRST >= EMPTY_COUNT;
 }

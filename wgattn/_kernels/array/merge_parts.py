@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from wgattn._dtypes import float32, short_name
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.array import pointwise
@@ -23,6 +25,11 @@ from wgattn._kernels.kernel import (
 from wgattn._runtime.profile import DeviceProfile
 
 NAME = "merge_parts"
+# The residual of a row of dot_product_attention that keeps no key, -0.7 times the largest float32, within 8 last bits.
+EMPTY_BITS = 0xFF33332A, 17  # the first pattern, and how many there are
+WITHOUT_KEYS = tuple(
+    float(np.uint32(EMPTY_BITS[0] + step).view(np.float32)) for step in (EMPTY_BITS[1] - 1, 0)
+)  # lowest and highest
 WORKGROUP = 64
 
 
@@ -178,6 +185,8 @@ def _variant(views: dict[str, Operand], quads: dict[str, bool], exact: bool) -> 
         template="array/merge_parts.wgsl",
         constants=(
             ("WORKGROUP", WORKGROUP),
+            ("EMPTY_FIRST", EMPTY_BITS[0]),
+            ("EMPTY_COUNT", EMPTY_BITS[1]),
             ("rank", rank),
             ("views", tuple(views)),
             ("names_16_bit", tuple({short_name(dtype)} - {"f32"})),
