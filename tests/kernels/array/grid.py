@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from wgattn._dtypes import COMPUTE, FLOATS, bool_, float16, float32, int32
-from wgattn._kernels.array import copy, elementwise, fill, merge_parts, pointwise, reduce, rope
+from wgattn._dtypes import COMPUTE, FLOATS, bool_, float8_e4m3fn, float8_e5m2, float16, float32, int8, int32, uint8
+from wgattn._kernels.array import cache_append, copy, elementwise, fill, merge_parts, pointwise, reduce, rope
 from wgattn._kernels.array.elementwise import ARITY, COMPARISONS, LOGIC
 from wgattn._kernels.kernel import Operand, Plan, natural_strides
 from wgattn._kernels.rotation import Rope
@@ -54,4 +54,34 @@ def every_plan(profile: DeviceProfile) -> Iterator[Plan]:
             given = parts, of_parts, sinks, natural(dtype, *rows, Hv), natural(float32, *rows)
             yield merge_parts.plan(*given, profile)
             yield merge_parts.plan(*given, replace(profile, limits=Limits(binding_bytes=512)))
+    for stored, source, small, ring, parameters in product(
+        (*FLOATS, int8, uint8, float8_e4m3fn, float8_e5m2),
+        FLOATS,
+        SMALL,
+        (None, 1),
+        (None, Rope(), Rope(style="interleaved")),
+    ):
+        yield append(stored, source, small, ring, parameters, profile)
     yield copy.plan(natural(float32), natural(float16), profile)
+
+
+SMALL = (("lengths",), ("lengths", "counts", "pages"))
+
+
+def append(
+    stored: np.dtype,
+    source: np.dtype,
+    small: tuple[str, ...],
+    ring: int | None,
+    parameters: Rope | None,
+    profile: DeviceProfile,
+) -> Plan:
+    """Five tokens of two sequences into caches of 16 slots."""
+    size = 32 if stored == uint8 else 40
+    first, capacity = (6, 8) if "pages" in small else (2, 16)
+    operands = {side: natural(stored, first, capacity, 3, size) for side in ("key", "value")}
+    operands |= {f"new_{side}": natural(source, 2, 5, 3, 40) for side in ("key", "value")}
+    if stored in (int8, uint8):
+        operands["scales"] = natural(float32, first, capacity, 3, 2 if stored == int8 else 4)
+    operands |= {name: natural(int32, 2, 2) if name == "pages" else natural(int32, 2) for name in small}
+    return cache_append.plan(operands, ring, parameters, "new_lengths", profile)
