@@ -31,6 +31,7 @@ from ._graph.graph import Aval
 from ._graph.operations import Attention, Rotate
 from ._kernels.attention.problem import ROW_OPERANDS, Call
 from ._kernels.rotation import Rope as Rope
+from ._merge import merge_attention as merge_attention
 from ._record import leaf, record
 from .masks import Mask
 
