@@ -66,6 +66,11 @@ def plain(query: Any, key: Any) -> Any:
     return nn.dot_product_attention(query, key, key)
 
 
+def gradients(query: Any, key: Any) -> Any:
+    out, backward = wgattn.vjp(plain, query, key)
+    return backward(out)
+
+
 CALLS = {
     # https://github.com/alexzhang13/flashattention2-custom-mask/issues/2: 3.8e9 elements of bias
     "g4": (biased, [(8, 4096, 28, 64), (8, 4096, 28, 64), (8, 28, 4096, 4096)], np.float16, (MINIMUM, LARGE, CPU)),
@@ -104,6 +109,23 @@ def test_k8_a_long_call_is_several_dispatches(profile: DeviceProfile):
     assert sum(math.prod(one.workgroups) for one in found) * int(tile_q) == 16 * 65_536
     short = planned(plain, [(4, 4096, 16, 64)] * 2, np.float16, LARGE).commands
     assert len([c for c in short if isinstance(c, Dispatch)]) == 1
+
+
+@pytest.mark.parametrize("profile", [LARGE, MINIMUM], ids=lambda given: given.name)
+def test_k8_a_long_gradient_is_several_dispatches(profile: DeviceProfile):
+    """The same of a backward pass, which takes four products and more where a forward dispatch takes two"""
+    found = dispatches_of_backward([(1, 65_536, 16, 64), (1, 65_536, 16, 64)], profile)
+    most = MOST_WORK[profile.kind]
+    assert most is not None
+    assert min(found.values()) >= 4 * 2**32 * 16 * 128 / most
+    assert set(dispatches_of_backward([(1, 4096, 16, 64)] * 2, LARGE).values()) == {1}
+
+
+def dispatches_of_backward(shapes: list[tuple[int, ...]], profile: DeviceProfile) -> dict[str, int]:
+    """How many dispatches the two sweeps are."""
+    commands = planned(gradients, shapes, np.float16, profile).commands
+    labels = [one.shader.name for one in commands if isinstance(one, Dispatch)]
+    return {by: sum(f"backward_tiled_{by}-" in label for label in labels) for by in ("query", "key_value")}
 
 
 def test_g5_a_row_that_cannot_be_bound_is_refused():

@@ -10,9 +10,15 @@ from wgattn._kernels.attention.backward.problem import GradientProblem, sweep_ca
 from wgattn._kernels.attention.backward.statistics import delta, empty_rows, far_rows
 from wgattn._kernels.attention.backward.work import Work, gather, key_heads, launch
 from wgattn._kernels.attention.boxes import Box, Span, binds, cut_to_limits, whole
+from wgattn._kernels.attention.launches import MOST_WORK
 from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.kernel import Bytes, Copy, CopyToTexture, Launch, Operand, Plan, Scratch, Texture, Variant
-from wgattn._runtime.profile import DeviceProfile, Limits
+from wgattn._runtime.profile import DeviceProfile
+
+# How many times longer a dispatch takes than a fast forward family's over the same rows and keys. Backward makes nine
+# products against forward's two, four of them in one dispatch at most, at less of the device's rate.
+SLOWNESS = 5
+SCORED_SLOWLY = 32  # beside a bias: its gradient and far rows score again, a thread a pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Sweep:
 class Sweeps:
     """A family's two sweeps, and how many keys and query rows one invocation may pass; None: any number.
 
-    `from_textures`: the sweeps read query, key, value and grad_out from textures.
+    `from_textures`: the sweeps read query, key, value and grad_out from textures. `slowness`: see SLOWNESS.
     """
 
     by_query: Sweep
@@ -35,6 +41,7 @@ class Sweeps:
     max_keys: int | None = None
     max_rows: int | None = None
     from_textures: bool = False
+    slowness: int = SLOWNESS
 
 
 def plan_gradient(
@@ -58,7 +65,7 @@ def plan_gradient(
             f"binds at once; call with a part of the batch or heads at a time"
         )
     work = Work(problem, sweep_call(call, operands["query"].shape[4]), swept, gathered, statistics_at, limits)
-    boxes, key_spans = _boxes(work, sweeps, limits)
+    boxes, key_spans = _boxes(work, sweeps, profile)
     everything = whole(swept)
     steps: list[Launch | Copy | CopyToTexture] = list(gathered.steps)
     scratch: dict[str, Scratch | Texture] = dict(gathered.scratch)
@@ -177,9 +184,9 @@ def _swept(
     return [*steps, launch(work, sweep.variant, work.problem.sweep, box, count, resources, add=int(add), **values)]
 
 
-def _boxes(work: Work, sweeps: Sweeps, limits: Limits) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
-    """Boxes of rows, and ranges of keys, whose operands, gradients and sums can be bound."""
-    sweep, operands = work.problem.sweep, work.operands
+def _boxes(work: Work, sweeps: Sweeps, profile: DeviceProfile) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
+    """Boxes of rows, and ranges of keys, whose operands, gradients and sums can be bound, and that end in good time."""
+    sweep, operands, limits = work.problem.sweep, work.operands, profile.limits
     saved = operands["out"]
     given = {"out": max(saved, operands["grad_out"], key=lambda each: each.extent()[1] * each.itemsize)}
     given |= {name: operands[name] for name in ("query", "key", "value", "bias", "mask") if name in operands}
@@ -200,7 +207,10 @@ def _boxes(work: Work, sweeps: Sweeps, limits: Limits) -> tuple[tuple[Box, ...],
                 return False
         return binds(part, limits) and rows_of_part * widths.get(name, 0) * 4 <= limits.binding_bytes
 
-    return cut_to_limits(given, limits, max_keys=sweeps.max_keys, fits=fits)
+    most_work = MOST_WORK[profile.kind]
+    if most_work is not None:
+        most_work //= sweeps.slowness if sweep.bias is None else max(sweeps.slowness, SCORED_SLOWLY)
+    return cut_to_limits(given, limits, max_keys=sweeps.max_keys, fits=fits, most_work=most_work)
 
 
 def _first_rows(boxes: tuple[Box, ...], group: int) -> list[Box]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from wgattn._kernels.attention.backward import launches
 from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.backward.work import (
@@ -19,6 +20,7 @@ from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant
 from wgattn._runtime.profile import DeviceProfile
 
 name = "backward_plain"
+SLOWNESS = 32 * launches.SLOWNESS  # no row is shared, as in forward's plain
 
 
 def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
@@ -42,6 +44,7 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
         Sweep(_sweep(problem, "key_value"), lambda box: box.batch * box.size("s") * key_heads(box, group)),
         max_keys,
         max_rows,
+        slowness=SLOWNESS,
     )
     return plan_gradient(problem, call, operands, profile, sweeps)
 
