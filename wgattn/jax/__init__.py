@@ -9,5 +9,6 @@ from ._attention import dot_product_attention as dot_product_attention
 from ._call import call as call
 from ._callback import last_error as last_error
 from ._flax import flax_attention as flax_attention
+from ._merge import merge_attention as merge_attention
 
 _tree.util()  # pytrees of JAX programs hold wgattn's classes too
