@@ -7,7 +7,18 @@ from itertools import product
 import numpy as np
 
 from wgattn._dtypes import COMPUTE, FLOATS, bool_, float8_e4m3fn, float8_e5m2, float16, float32, int8, int32, uint8
-from wgattn._kernels.array import cache_append, copy, elementwise, fill, merge_parts, pointwise, reduce, rope
+from wgattn._kernels.array import (
+    cache_append,
+    cache_move,
+    cache_rows,
+    copy,
+    elementwise,
+    fill,
+    merge_parts,
+    pointwise,
+    reduce,
+    rope,
+)
 from wgattn._kernels.array.elementwise import ARITY, COMPARISONS, LOGIC
 from wgattn._kernels.kernel import Operand, Plan, natural_strides
 from wgattn._kernels.rotation import Rope
@@ -62,6 +73,12 @@ def every_plan(profile: DeviceProfile) -> Iterator[Plan]:
         (None, Rope(), Rope(style="interleaved")),
     ):
         yield append(stored, source, small, ring, parameters, profile)
+    indices, storage = natural(int32, 4), natural(float16, 3, 8, 2, 4)
+    yield cache_move.take(storage, indices, natural(float16, 4, 8, 2, 4), profile)
+    yield cache_move.replace(storage, indices, indices, profile)
+    for dtype, counts in product(FLOATS, (None, natural(int32, 3))):
+        rows = natural(dtype, 3, 5, 2, 4)
+        yield cache_rows.plan(natural(dtype, 3, 8, 2, 4), natural(int32, 3), counts, rows, profile)
     yield copy.plan(natural(float32), natural(float16), profile)
 
 

@@ -1,6 +1,8 @@
 """The array kernels: pure functions that plan launches over strided operands. `pointwise` is the frame of them all."""
 
 from wgattn._kernels.array import cache_append as cache_append
+from wgattn._kernels.array import cache_move as cache_move
+from wgattn._kernels.array import cache_rows as cache_rows
 from wgattn._kernels.array import copy as copy
 from wgattn._kernels.array import elementwise as elementwise
 from wgattn._kernels.array import fill as fill
