@@ -14,6 +14,7 @@ from . import masks as masks
 from . import nn as nn
 from ._array import Array as Array
 from ._array import asarray as asarray
+from ._cache import KVCache as KVCache
 from ._errors import AdapterNotFoundError as AdapterNotFoundError
 from ._errors import DeviceLostError as DeviceLostError
 from ._errors import OutOfDeviceMemoryError as OutOfDeviceMemoryError

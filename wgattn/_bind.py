@@ -9,16 +9,22 @@ import numpy as np
 
 from ._array import Array, asarray
 from ._dtypes import FLOATS, bool_, canonical, float32, int32, is_float
+from ._kernels.rotation import Rope
 
 
 @dataclass(frozen=True, slots=True)
 class BoundCall:
-    """query, key and value with a batch axis each, and their sizes. `lead`: query's own batch axis, or none."""
+    """query, key and value with a batch axis each, and their sizes. `lead`: query's own batch axis, or none.
+
+    Of a cache, S is what a sequence has room for, and key and value may be its pools.
+    """
 
     query: Array
     key: Array
     value: Array
     lead: tuple[int, ...]
+    S: int
+    Hv: int
 
     @property
     def B(self) -> int:
@@ -35,14 +41,6 @@ class BoundCall:
     @property
     def H(self) -> int:
         return self.query.shape[3]
-
-    @property
-    def S(self) -> int:
-        return self.key.shape[1]
-
-    @property
-    def Hv(self) -> int:
-        return self.value.shape[3]
 
 
 def bind(query: Any, key: Any, value: Any) -> BoundCall:
@@ -67,7 +65,7 @@ def bind(query: Any, key: Any, value: Any) -> BoundCall:
     q, k, v = (x if x.ndim == 4 else x[None] for x in given.values())
     if problem := _misfit(q.shape, k.shape, v.shape):
         raise ValueError(_legend(given, problem))
-    return BoundCall(q, k, v, given["query"].shape[:-3])
+    return BoundCall(q, k, v, given["query"].shape[:-3], k.shape[1], v.shape[3])
 
 
 def array_of(given: Any, name: str) -> Array:
@@ -193,6 +191,12 @@ def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
     return x
 
 
+def rope_of(given: Any) -> Rope:
+    if not isinstance(given, Rope):
+        raise TypeError(f"rope takes a wgattn.nn.Rope; got {type(given).__name__}")
+    return given
+
+
 def segment_ids(given: Any, name: str, B: int, letter: str, count: int) -> Array:
     x = array_of(given, f"segments: {name}")
     if x.dtype != int32:
@@ -237,8 +241,8 @@ def softcap_of(given: Any) -> float | None:
     return cap
 
 
-def residual_dtype_of(given: Any, key_dtype: np.dtype) -> np.dtype:
-    dtype = key_dtype if given is None else canonical(given)
+def residual_dtype_of(given: Any) -> np.dtype:
+    dtype = canonical(given)
     if dtype not in FLOATS:
         raise TypeError(f"residual_dtype must be float32, float16 or bfloat16; got {dtype.name}")
     return dtype

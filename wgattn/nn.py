@@ -7,6 +7,7 @@ head dim. BTNH is the shape (B, T, N, H).
 from __future__ import annotations  # jaxtyping is for readers and type checkers: it loads too much for an import
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from ._bind import (
     check_implementation,
     per_entry,
     residual_dtype_of,
+    rope_of,
     scale_of,
     scores,
     segment_ids,
@@ -26,7 +28,9 @@ from ._bind import (
     softcap_of,
     window,
 )
-from ._dtypes import float32, int32
+from ._cache import KVCache
+from ._cache_bind import bind_cached, cache_window, check_ring, looks_at_positions
+from ._dtypes import float32, int4, int32
 from ._graph.graph import Aval
 from ._graph.operations import Attention, Rotate
 from ._kernels.attention.problem import ROW_OPERANDS, Call
@@ -91,54 +95,120 @@ def dot_product_attention(
         >>> wgattn.nn.dot_product_attention(q, kv, kv, is_causal=True).shape
         (2, 5, 8, 64)
     """
-    call = bind(query, key, value)
     if return_residual is False and residual_dtype is not None:
         raise ValueError("residual_dtype is given without return_residual=True: there would be no residual to cast")
-    if implementation is not None:
-        check_implementation(implementation)
-    operands = {"query": call.query, "key": call.key, "value": call.value}
-    if bias is not None:
-        operands["bias"] = scores(bias, "bias", call)
-    ranges = mask if isinstance(mask, Mask) else masks.full()
-    if mask is not None and not isinstance(mask, Mask):
-        operands["mask"] = scores(mask, "mask", call)
-    if is_causal:
-        ranges = ranges & masks.causal()
-    if local_window_size is not None:
-        ranges = ranges & masks.local(*window(local_window_size))
-    clauses, sources, segments = masks.bind(ranges)
-    for name, given in (("query", query_seq_lengths), ("key_value", key_value_seq_lengths)):
-        if given is not None:
-            operands[f"{name}_lengths"] = per_entry(given, f"{name}_seq_lengths", call.B, scalar=False)
-    if query_offset is not None:
-        operands["query_offset"] = per_entry(query_offset, "query_offset", call.B)
-    if sinks is not None:
-        operands["sinks"] = sink_logits(sinks, call.N)
-    static_scale, run_time_scale = scale_of(scale)
-    if run_time_scale is not None:
-        operands["scale"] = run_time_scale
-    if segments is not None:
-        operands["query_segments"] = segment_ids(segments[0], "q_ids", call.B, "T", call.T)
-        operands["key_segments"] = segment_ids(segments[1], "kv_ids", call.B, "S", call.S)
-    for n, source in enumerate(sources):
-        operands[f"bound{n}"] = per_entry(source, "a mask's offset or n", call.B)
+    call = bind(query, key, value)
+    offset = None if query_offset is None else per_entry(query_offset, "query_offset", call.B)
     if rope is not None:
-        if not isinstance(rope, Rope):
-            raise TypeError(f"rope takes a wgattn.nn.Rope; got {type(rope).__name__}")
-        rope.rotated(call.H)
-    options = Call(clauses, static_scale, softcap_of(softcap), None, float32 if return_residual else None)
-    residual = residual_dtype_of(residual_dtype, call.key.dtype)
-    if 0 in (call.B, call.T, call.N, call.S):
-        out, kept = _without_keys(call, operands.get("sinks"), return_residual)
+        rope_of(rope).rotated(call.H)
+        turned = _rotated(rope, call, offset)
+        call = replace(call, query=turned[0], key=turned[1])
+    lengths = key_value_seq_lengths
+    return _attend(
+        call,
+        _ranges(mask, is_causal, local_window_size),
+        Call(),
+        key_value_lengths=None
+        if lengths is None
+        else per_entry(lengths, "key_value_seq_lengths", call.B, scalar=False),
+        query_offset=offset,
+        query_seq_lengths=query_seq_lengths,
+        bias=bias,
+        mask=None if isinstance(mask, Mask) else mask,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        implementation=implementation,
+        return_residual=return_residual,
+        residual_dtype=call.key.dtype if residual_dtype is None else residual_dtype,
+    )
+
+
+def cached_attention(
+    query: Float[Array, "*B T N H"] | ArrayLike,
+    cache: KVCache,
+    bias: Float[Array, ...] | ArrayLike | None = None,
+    mask: Bool[Array, ...] | ArrayLike | Mask | None = None,
+    *,
+    scale: float | Float[Array, ""] | ArrayLike | None = None,
+    is_causal: bool = True,
+    query_seq_lengths: Int[Array, " B"] | ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+    softcap: float | None = None,
+    sinks: Float[Array, " N"] | ArrayLike | None = None,
+    query_offset: int | Int[Array, ...] | ArrayLike | None = None,
+    residual_dtype: Any = None,
+    rope: Rope | None = None,
+) -> Any:
+    """Attention of queries over the tokens of a cache: query's shape with Hv for H, and query's dtype.
+
+    Without `query_offset` the last query of each sequence sits at its last token, so query i at length - T + i: append
+    the keys and values of T tokens, then attend with their queries. That is prefill, chunked prefill, speculative
+    decode and, with T = 1, the decode of one token, where `is_causal` costs nothing. A row that keeps no key is 0, its
+    residual -inf (with `sinks`: 0 and the sink).
+
+    Args:
+        query: BTNH, or TNH where the cache has one sequence; float32, float16 or bfloat16, whatever the cache holds.
+        cache: a `wgattn.KVCache`. Its window, if it has one, applies by itself.
+        is_causal: True unless told: key j is kept by query i where j ≤ i + query_offset. False for cross attention.
+        query_seq_lengths: int32 (B,): rows past them are 0. They do not move the others: give `query_offset` where the
+            T queries of a sequence are not its last T tokens.
+        bias, mask: as for `dot_product_attention`, S being the cache's capacity.
+        rope: rotates query at i + query_offset and key at j while they are read; for keys that were appended without.
+        residual_dtype: float32 unless given, which is what `merge_attention` takes.
+
+    The other arguments are `dot_product_attention`'s. Gradients flow through a dense cache of floats.
+
+    Raises ValueError for shapes and options that do not fit, of a window cache also where T queries see more than its
+    slots hold; TypeError for dtypes, RuntimeError for a donated cache.
+
+    Example:
+        >>> cache = wgattn.KVCache.create(2, 64, kv_heads=2, head_dim=32)
+        >>> kv, q = np.ones((2, 5, 2, 32), np.float32), np.ones((2, 5, 8, 32), np.float32)
+        >>> wgattn.nn.cached_attention(q, cache.append(kv, kv)).shape
+        (2, 5, 8, 32)
+    """
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"cache is a wgattn.KVCache; got {type(cache).__name__}: make one with wgattn.KVCache.create")
+    call = bind_cached(query, cache)
+    if cache.form.ring is not None:
+        check_ring(cache, call.T, bias, mask)
+    last = query_offset is None and call.T == 1  # every key of the sequence comes before the query
+    ranges = cache_window(cache.form, last) & _ranges(mask, is_causal and not last, local_window_size)
+    if query_offset is not None:
+        offset = per_entry(query_offset, "query_offset", call.B)
     else:
-        if rope is not None:
-            operands["query"], operands["key"] = _rotated(rope, call, operands.get("query_offset"))
-        out, kept = _record(operands, options, call.query.dtype, implementation)
-    out = out.reshape((*call.lead, call.T, call.N, call.Hv))
-    if not return_residual:
-        return out
-    assert kept is not None
-    return out, kept.astype(residual).reshape((*call.lead, call.T, call.N))
+        offset = cache.lengths - call.T if rope is not None or looks_at_positions(ranges) else None
+    if rope is not None:
+        rope_of(rope).rotated(call.H)
+    form = cache.form
+    options = Call(
+        rope=rope,
+        empty="zero",
+        page_size=form.page_size,
+        ring=form.ring,
+        value_dim=form.v_head_dim if form.dtype == int4 else None,
+    )
+    return _attend(
+        call,
+        ranges,
+        options,
+        key_value_lengths=cache.lengths,
+        query_offset=offset,
+        query_seq_lengths=query_seq_lengths,
+        bias=bias,
+        mask=None if isinstance(mask, Mask) else mask,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        implementation=implementation,
+        return_residual=return_residual,
+        residual_dtype=float32 if residual_dtype is None else residual_dtype,
+        scales=cache.scales,
+        pages=cache.pages,
+    )
 
 
 def rope(
@@ -181,6 +251,65 @@ def rope(
     return apply(Rotate(rule, "positions"), whole, at).reshape(array.shape)
 
 
+def _ranges(mask: Any, is_causal: bool, local_window_size: int | tuple[int, int] | None) -> Mask:
+    """The ranges of keys that a call keeps; a dense mask is none."""
+    ranges = mask if isinstance(mask, Mask) else masks.full()
+    if is_causal:
+        ranges = ranges & masks.causal()
+    return ranges if local_window_size is None else ranges & masks.local(*window(local_window_size))
+
+
+def _attend(
+    call: BoundCall,
+    ranges: Mask,
+    options: Call,
+    *,
+    query_seq_lengths: Any,
+    bias: Any,
+    mask: Any,
+    scale: Any,
+    softcap: Any,
+    sinks: Any,
+    implementation: str | None,
+    return_residual: bool,
+    residual_dtype: Any,
+    **run_time: Array | None,
+) -> Any:
+    """The result of a call whose query, key, value and `run_time` operands are bound; the other options are not yet."""
+    if implementation is not None:
+        check_implementation(implementation)
+    operands = {"query": call.query, "key": call.key, "value": call.value}
+    operands |= {name: array for name, array in run_time.items() if array is not None}
+    for name, given in (("bias", bias), ("mask", mask)):
+        if given is not None:
+            operands[name] = scores(given, name, call)
+    clauses, sources, segments = masks.bind(ranges)
+    if query_seq_lengths is not None:
+        operands["query_lengths"] = per_entry(query_seq_lengths, "query_seq_lengths", call.B, scalar=False)
+    if sinks is not None:
+        operands["sinks"] = sink_logits(sinks, call.N)
+    static_scale, run_time_scale = scale_of(scale)
+    if run_time_scale is not None:
+        operands["scale"] = run_time_scale
+    if segments is not None:
+        operands["query_segments"] = segment_ids(segments[0], "q_ids", call.B, "T", call.T)
+        operands["key_segments"] = segment_ids(segments[1], "kv_ids", call.B, "S", call.S)
+    for n, source in enumerate(sources):
+        operands[f"bound{n}"] = per_entry(source, "a mask's offset or n", call.B)
+    kept_dtype = float32 if return_residual else None
+    options = replace(options, clauses=clauses, scale=static_scale, softcap=softcap_of(softcap), residual=kept_dtype)
+    residual = residual_dtype_of(residual_dtype)
+    if 0 in (call.B, call.T, call.N, call.S):
+        out, kept = _without_keys(call, operands.get("sinks"), return_residual)
+    else:
+        out, kept = _record(operands, options, call.query.dtype, implementation)
+    out = out.reshape((*call.lead, call.T, call.N, call.Hv))
+    if not return_residual:
+        return out
+    assert kept is not None
+    return out, kept.astype(residual).reshape((*call.lead, call.T, call.N))
+
+
 def _rotated(rule: Rope, call: BoundCall, offset: Array | None) -> tuple[Array, Array]:
     """query at i + query_offset and key at j, as nodes that fold into the attention call."""
     if offset is None:
@@ -191,7 +320,7 @@ def _rotated(rule: Rope, call: BoundCall, offset: Array | None) -> tuple[Array, 
 def _record(
     operands: dict[str, Array], options: Call, dtype: np.dtype, implementation: str | None
 ) -> tuple[Array, Array | None]:
-    order = ("query", "key", "value", "bias", "mask", *ROW_OPERANDS, *options.sources)
+    order = ("query", "key", "value", "scales", "bias", "mask", *ROW_OPERANDS, *options.sources)
     names = tuple(name for name in order if name in operands)
     arrays = [operands[name] for name in names]
     step = record(Attention(names, options, dtype, implementation), [(a._step, a._result) for a in arrays])

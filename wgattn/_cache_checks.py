@@ -1,0 +1,88 @@
+"""What a cache refuses, told from lengths and page tables that the host knows: at once, or at every jitted call."""
+
+import numpy as np
+
+from ._cache_pages import touched
+
+
+def check_counts(tokens: int, counts: np.ndarray) -> None:
+    if ((counts < 0) | (counts > tokens)).any():
+        raise ValueError(
+            f"append: lengths say how many of the {tokens} new tokens are real, 0 to {tokens}; got {counts.tolist()}"
+        )
+
+
+def check_appended(tokens: int, limit: int, lengths: np.ndarray, counts: np.ndarray | None = None) -> None:
+    check_capacity(np.full(len(lengths), tokens) if counts is None else counts, limit, lengths)
+
+
+def check_capacity(counts: np.ndarray, limit: int | None, lengths: np.ndarray) -> None:
+    if limit is None:
+        return
+    over = lengths + counts > limit
+    if over.any():
+        b = int(np.flatnonzero(over)[0])
+        raise ValueError(
+            f"append: sequence {b} holds {lengths[b]} tokens, {counts[b]} more are given, and the capacity is {limit}: "
+            "create the cache with more, truncate it first, or give it a window"
+        )
+
+
+def check_written(
+    tokens: int, page_size: int, pages: int, table: np.ndarray, lengths: np.ndarray, counts: np.ndarray | None = None
+) -> None:
+    """What a jitted append needs of the page table: room within the capacity, in pages of its own."""
+    given = np.full(len(lengths), tokens) if counts is None else counts
+    check_capacity(given, table.shape[1] * page_size, lengths)
+    check_pages(table, pages)
+    check_room(table, lengths, given, page_size)
+
+
+def check_not_negative(lengths: np.ndarray) -> None:
+    if (lengths < 0).any():
+        raise ValueError(f"truncate takes lengths of at least 0; got {lengths.tolist()}")
+
+
+def check_ring_left(capacity: int, spare: int, lengths: np.ndarray, kept: np.ndarray) -> None:
+    lost = np.broadcast_to((lengths > capacity) & (lengths - kept > spare), lengths.shape)
+    if lost.any():
+        b = int(np.flatnonzero(lost)[0])
+        raise ValueError(
+            f"truncate: sequence {b} of a ring has {lengths[b]} tokens and can lose {spare}, as older ones are "
+            f"overwritten; got {np.broadcast_to(kept, lengths.shape)[b]}: create the cache with more capacity"
+        )
+
+
+def check_indices(batch: int, indices: np.ndarray) -> None:
+    if ((indices < 0) | (indices >= batch)).any():
+        raise ValueError(f"indices name sequences 0 to {batch - 1}; got {indices.tolist()}")
+
+
+def check_pages(table: np.ndarray, pages: int) -> None:
+    """Raise ValueError for a table that names a page outside the pool."""
+    outside = (table < -1) | (table >= pages)
+    if outside.any():
+        b, n = np.argwhere(outside)[0]
+        raise ValueError(
+            f"the page table points outside: entry ({b}, {n}) is {table[b, n]}, and there are {pages} pages, 0 to "
+            f"{pages - 1}, and -1 for none"
+        )
+
+
+def check_room(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray, page_size: int) -> None:
+    """Raise ValueError where new tokens have no page, or one that another sequence has too."""
+    b, n = touched(lengths, counts, page_size)
+    page = table[b, n]
+    most = int(counts.max(initial=0))
+    if (page < 0).any():
+        raise ValueError(
+            f"append: sequence {b[page < 0][0]} has no page for its new tokens: call cache.reserve({most}) before the "
+            "jitted function, which deals pages out on the host"
+        )
+    named = np.bincount(table[table >= 0].ravel(), minlength=int(page.max(initial=0)) + 1)
+    shared = named[page] > 1
+    if shared.any():
+        raise ValueError(
+            f"append: sequence {b[shared][0]} shares the page that its new tokens go to: call cache.reserve({most}) "
+            "before the jitted function, which copies shared pages"
+        )

@@ -1,0 +1,65 @@
+"""A page table on the host: where new tokens fall, free pages dealt out, shared ones copied before a write."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """A table with room for new tokens, and the pages to be copied for it: pairs of -1 copy nothing."""
+
+    table: np.ndarray  # int32 (B, pages a sequence)
+    source: np.ndarray  # int32 (B,)
+    destination: np.ndarray
+
+    @property
+    def copies(self) -> bool:
+        return bool((self.source >= 0).any())
+
+
+def touched(lengths: np.ndarray, counts: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The table entries that `counts` tokens after `lengths` fall into: sequences, and which page of each."""
+    first = lengths // page_size
+    spans = np.where(counts > 0, (lengths + counts - 1) // page_size - first + 1, 0)
+    sequence = np.repeat(np.arange(len(lengths)), spans)
+    start = np.repeat(np.cumsum(spans) - spans - first, spans)
+    return sequence, np.arange(len(sequence)) - start
+
+
+def dealt(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray, page_size: int, pages: int) -> Dealt:
+    """The table with pages for `counts` more tokens a sequence, none of them shared. Raises ValueError without a page.
+
+    Of a shared page that holds tokens the last sequence to write keeps it, and the others get copies.
+    """
+    named = table[table >= 0]
+    uses = np.bincount(named, minlength=pages)
+    source, destination = np.full((2, len(lengths)), -1, np.int32)
+    found = table.copy()
+    wanted = [
+        (b, n)
+        for b, n in zip(*touched(lengths, counts, page_size), strict=True)
+        if table[b, n] < 0 or uses[table[b, n]] > 1
+    ]
+    free = iter(np.flatnonzero(uses == 0))
+    for b, n in wanted:
+        page = table[b, n]
+        if page >= 0 and uses[page] == 1:
+            continue
+        new = next(free, None)
+        if new is None:
+            raise ValueError(
+                f"a page for sequence {b} is needed and none of the {pages} is free: create the cache with more pages, "
+                "or free some by truncate or by leaving out sequences with fork"
+            )
+        if page >= 0:
+            uses[page] -= 1
+            if n * page_size < lengths[b]:
+                source[b], destination[b] = page, new
+        found[b, n] = new
+    return Dealt(found, source, destination)
+
+
+def released(table: np.ndarray, lengths: np.ndarray, page_size: int) -> np.ndarray:
+    """The table without the pages that hold no token."""
+    return np.where(np.arange(table.shape[1]) * page_size < lengths[:, None], table, -1).astype(np.int32)
