@@ -13,7 +13,7 @@ from ._array import Array, asarray, of
 from ._graph.graph import Aval, Graph, View
 from ._graph.text import as_text, side_by_side
 from ._host import host_value
-from ._record import Argument, Step, Stored, Trace, current_trace, leaf, tracing
+from ._record import Argument, Dead, Step, Stored, Trace, current_trace, leaf, tracing
 from ._trace import Traced, call, finish
 
 
@@ -110,6 +110,8 @@ class JitFunction:
         """Leaf i as an Array. NumPy values are used within this call, so their bytes are not copied first."""
         x = bound.leaves[i]
         if isinstance(x, Array):
+            if isinstance(gone := x._step.values[x._result], Dead):
+                raise RuntimeError(f"argument {self._path(bound, i)} of {self._name}: {gone.reason}")
             return x
         try:
             return of(leaf(*host_value(x, copy=False)))
@@ -233,8 +235,9 @@ class Compiled:
         chosen = self._program.schedule.variants
         parts = []
         for name, source in self._program.schedule.shaders.items():
+            named, _, rest = source.partition("\n")  # every shader starts with its name
             reason = f"  // {chosen[name].variant.reason}" if name in chosen else ""
-            parts.append(f"// {name}{reason}\n{source.rstrip()}\n")
+            parts.append(f"{named}{reason}\n{rest.rstrip()}\n")
         return "\n".join(parts)
 
     def cost_analysis(self) -> dict[str, int]:
