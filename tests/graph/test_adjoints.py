@@ -119,6 +119,28 @@ def test_rope(rope, positions):
     compare(lambda m, x: wa.nn.rope(x, positions, **options) if m is wa else rotated(x, at, rope), (WIDE,))
 
 
+def merge(m: Any, outputs: Any, residuals: Any, sinks: Any = None) -> Any:
+    """Merged parts and the residual."""
+    if m is wa:
+        return wa.nn.merge_attention(outputs, residuals, sinks, return_residual=True)
+    total = jax.nn.logsumexp(residuals, axis=0)
+    total = total if sinks is None else jnp.logaddexp(total, sinks)
+    return (jnp.exp(residuals - total)[..., None] * outputs).sum(0), total
+
+
+@pytest.mark.parametrize("sinks", [(), (ROW[:3],)], ids=["plain", "sinks"])
+@pytest.mark.parametrize("only", [0, 1, None], ids=["out", "residual", "both"])
+@pytest.mark.parametrize("fused", [False, True], ids=["recorded", "fused"])
+def test_merge(sinks, only, fused):
+    parts = r.standard_normal((3, 2, 5, 3, 8)).astype(np.float32), r.standard_normal((3, 2, 5, 3)).astype(np.float32)
+
+    def results(m: Any, *given: Any) -> Any:
+        pair = merge(m, *given)
+        return pair if only is None else pair[only]
+
+    compare(results, (*parts, *sinks), fused=fused)
+
+
 def attend(m: Any, query: Any, key: Any, value: Any, bias: Any = None, **options: Any) -> Any:
     return (wa if m is wa else jax).nn.dot_product_attention(query, key, value, bias, **options)
 

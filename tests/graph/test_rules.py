@@ -6,7 +6,7 @@ import pytest
 
 from wgattn._dtypes import bool_, float16, float32, int32
 from wgattn._graph import operations as op
-from wgattn._graph.graph import Aval, View
+from wgattn._graph.graph import Aval, Use, View
 from wgattn._graph.rules import attention_layout, infer, node
 from wgattn._kernels.attention.problem import Bound, Call
 from wgattn._kernels.rotation import Rope
@@ -59,6 +59,22 @@ def test_operations_of_one_operand(operation: object, right: Aval):
 def test_what_one_operand_cannot_have(operation: object, error: type[Exception], text: str):
     with pytest.raises(error, match=text):
         one(operation, X)
+
+
+def test_merge_has_a_row_of_each_part_and_its_residual():
+    outputs, residuals, sinks = Aval((3, 2, 5, 4, 7), float16), Aval((3, 2, 5, 4), float32), Aval((4,), float32)
+    right = Aval((2, 5, 4, 7), float16), Aval((2, 5, 4), float32)
+    uses = Use(0), Use(1), Use(2)
+    made = node(op.Merge(sinks=True), uses, (outputs, residuals, sinks))
+    assert made.avals == right
+    assert made.layouts[0].strides == (160, 32, 8, 1), "16-bit rows of whole words"
+    assert infer(op.Merge(), (outputs, residuals)) == right
+    with pytest.raises(ValueError, match="do not fit together"):
+        infer(op.Merge(), (outputs, right[1]))
+    with pytest.raises(TypeError, match="nor residuals float16"):
+        infer(op.Merge(), (outputs, Aval((3, 2, 5, 4), float16)))
+    with pytest.raises(ValueError, match=r"sinks f32\[5\] are not float32 that broadcast to \(2, 5, 4\)"):
+        infer(op.Merge(sinks=True), (outputs, residuals, Aval((5,), float32)))
 
 
 def test_elementwise_broadcasts_and_compares():

@@ -143,3 +143,9 @@ def test_names_go_on_after_z():
         return x
 
     assert repr(wa.make_graph(fn)(1.0)).splitlines()[25:28] == ["z = negative y", "aa = negative z", "ab = negative aa"]
+
+
+def test_a_merge_names_its_parts_residuals_and_sinks():
+    parts, residuals, sinks = np.ones((3, 5, 2, 8), np.float16), np.ones((3, 5, 2), np.float32), np.ones(2, np.float32)
+    text = repr(wa.make_graph(wa.nn.merge_attention)(parts, residuals, sinks))
+    assert text.splitlines()[1:] == ["d, e = merge a by b  sinks=c", "out d: f16[5,2,8]"]
