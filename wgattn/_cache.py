@@ -29,7 +29,7 @@ from ._graph.operations import CacheAppend, CacheMove
 from ._kernels.rotation import Rope
 from ._known import known, require
 from ._record import Dead, current_trace, leaf, record
-from ._tree import tree_class
+from ._tree import tell, tree_class
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -100,6 +100,7 @@ class KVCache:
         form, sizes = made(
             batch, capacity, kv_heads, head_dim, v_head_dim, dtype, layout, page_size, pages, window, pinned
         )
+        tell()
         rows, scales = sizes.rows(form), form.scale_count
         key, value = (_zeros((*rows, dim), form.storage) for dim in form.dims)
         return cls(

@@ -1,13 +1,16 @@
 """What is given to a KV cache, bound: new keys and values, and queries, as Arrays that fit it, or an error."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import masks
 from ._array import Array
 from ._bind import BoundCall, array_of
+from ._cache_checks import check_pages
 from ._cache_form import CacheForm
 from ._dtypes import FLOATS, int4
 from ._kernels.attention.problem import Bound
+from ._known import require
 from .masks import Mask
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ def new_rows(cache: "KVCache", key: Any, value: Any) -> tuple[Array, Array]:
 
 def bind_cached(query: Any, cache: "KVCache") -> BoundCall:
     """A query beside a cache's storage. Rows of floats are cut to H and Hv, as they may be padded."""
+    cache._alive()
     given = _float_rows(query, "query", "BTNH or TNH")
     q = given if given.ndim == 4 else given[None]
     B, T, N, H = q.shape
@@ -48,6 +52,8 @@ def bind_cached(query: Any, cache: "KVCache") -> BoundCall:
                 axes = (1, 2) if given.ndim == 4 else (0, 1)
                 problem += f": if it is BNTH, use query.swapaxes{axes}"
         raise ValueError(f"query {given.shape} is read as B={B} T={T} N={N} H={H}; {problem}")
+    if cache.pages is not None:
+        require(partial(check_pages, pages=cache.key.shape[0]), cache.pages)
     key, value = cache.key, cache.value
     if cache.dtype != int4:
         key, value = key[..., : cache.head_dim], value[..., : cache.v_head_dim]

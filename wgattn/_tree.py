@@ -1,5 +1,6 @@
 """Pytrees are those of jax.tree_util, which is loaded when one is first walked and then learns wgattn's own classes."""
 
+import sys
 from typing import Any
 
 _waiting: list[tuple[type, tuple[str, ...], tuple[str, ...]]] = []
@@ -8,6 +9,12 @@ _waiting: list[tuple[type, tuple[str, ...], tuple[str, ...]]] = []
 def tree_class(cls: type, arrays: tuple[str, ...], static: tuple[str, ...]) -> None:
     """Have pytrees hold dataclasses of type `cls`: its `arrays` are children, `static` fields part of the tree."""
     _waiting.append((cls, arrays, static))
+
+
+def tell() -> None:
+    """Have jax.tree_util know the classes now, if it is loaded."""
+    if "jax" in sys.modules:
+        util()
 
 
 def util() -> Any:

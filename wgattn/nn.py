@@ -95,8 +95,6 @@ def dot_product_attention(
         >>> wgattn.nn.dot_product_attention(q, kv, kv, is_causal=True).shape
         (2, 5, 8, 64)
     """
-    if return_residual is False and residual_dtype is not None:
-        raise ValueError("residual_dtype is given without return_residual=True: there would be no residual to cast")
     call = bind(query, key, value)
     offset = None if query_offset is None else per_entry(query_offset, "query_offset", call.B)
     if rope is not None:
@@ -120,7 +118,8 @@ def dot_product_attention(
         sinks=sinks,
         implementation=implementation,
         return_residual=return_residual,
-        residual_dtype=call.key.dtype if residual_dtype is None else residual_dtype,
+        residual_dtype=residual_dtype,
+        usual_dtype=call.key.dtype,
     )
 
 
@@ -205,7 +204,8 @@ def cached_attention(
         sinks=sinks,
         implementation=implementation,
         return_residual=return_residual,
-        residual_dtype=float32 if residual_dtype is None else residual_dtype,
+        residual_dtype=residual_dtype,
+        usual_dtype=float32,
         scales=cache.scales,
         pages=cache.pages,
     )
@@ -273,9 +273,12 @@ def _attend(
     implementation: str | None,
     return_residual: bool,
     residual_dtype: Any,
+    usual_dtype: np.dtype,
     **run_time: Array | None,
 ) -> Any:
     """The result of a call whose query, key, value and `run_time` operands are bound; the other options are not yet."""
+    if not return_residual and residual_dtype is not None:
+        raise ValueError("residual_dtype is given without return_residual=True: there would be no residual to cast")
     if implementation is not None:
         check_implementation(implementation)
     operands = {"query": call.query, "key": call.key, "value": call.value}
@@ -298,7 +301,7 @@ def _attend(
         operands[f"bound{n}"] = per_entry(source, "a mask's offset or n", call.B)
     kept_dtype = float32 if return_residual else None
     options = replace(options, clauses=clauses, scale=static_scale, softcap=softcap_of(softcap), residual=kept_dtype)
-    residual = residual_dtype_of(residual_dtype)
+    residual = residual_dtype_of(usual_dtype if residual_dtype is None else residual_dtype)
     if 0 in (call.B, call.T, call.N, call.S):
         out, kept = _without_keys(call, operands.get("sinks"), return_residual)
     else:
