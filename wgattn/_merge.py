@@ -104,11 +104,8 @@ def check_parts(outputs: Aval, residuals: Aval) -> None:
         )
 
 
-def _stacked(given: Any, name: str) -> Array:
-    """Parts along a leading axis: those of a sequence are written one behind the other."""
-    if not isinstance(given, list | tuple):
-        return array_of(given, name)
-    parts = [array_of(x, f"{name}[{place}]") for place, x in enumerate(given)]
+def check_alike(parts: Sequence[Aval], name: str) -> None:
+    """Raise where a sequence of parts is empty, or holds more than one shape or dtype."""
     if not parts:
         raise ValueError(f"merge_attention takes at least one part; {name} is empty")
     for place, x in enumerate(parts):
@@ -118,4 +115,12 @@ def _stacked(given: Any, name: str) -> Array:
             raise TypeError(
                 f"{name}[{place}] is {x.dtype.name}, {name}[0] {parts[0].dtype.name}: cast them to one dtype"
             )
+
+
+def _stacked(given: Any, name: str) -> Array:
+    """Parts along a leading axis: those of a sequence are written one behind the other."""
+    if not isinstance(given, list | tuple):
+        return array_of(given, name)
+    parts = [array_of(x, f"{name}[{place}]") for place, x in enumerate(given)]
+    check_alike([x._aval for x in parts], name)
     return parts[0][None] if len(parts) == 1 else concatenate([x[None] for x in parts])

@@ -16,12 +16,12 @@ from wgattn._dtypes import float32
 from wgattn._gradient import vjp
 from wgattn._graph.graph import Aval
 from wgattn._jit import jit
-from wgattn._merge import check_parts, merged
+from wgattn._merge import check_alike, check_parts, merged
 from wgattn._merge import merge_attention as record_merge
 
 from ._batching import Batching
 from ._callback import HostProgram, check_backend, operand, vary, varying_axes
-from ._recorded import Avals, lowered
+from ._recorded import Avals, avals_of, lowered
 from ._transforms import Arrays, Wanted, batched
 
 ArrayLike = Any
@@ -49,11 +49,11 @@ def merge_attention(
     """
     check_backend()
     arrays = [_stacked(outputs, "outputs"), _stacked(residuals, "residuals")]
-    parts, logits = (Aval(x.shape, np.dtype(x.dtype)) for x in arrays)
+    parts, logits = map(_aval, arrays)
     check_parts(parts, logits)
     if sinks is not None:
         arrays.append(operand(sinks, "sinks"))
-    _forward_program(Batching.none(len(arrays)), tuple((x.shape, np.dtype(x.dtype)) for x in arrays))
+    _forward_program(Batching.none(len(arrays)), avals_of(arrays))
     if 0 in logits.shape:
         out, residual = jnp.zeros(parts.shape[1:], parts.dtype), jnp.zeros(logits.shape[1:], float32)
     else:
@@ -62,13 +62,15 @@ def merge_attention(
     return (out, residual) if return_residual else out
 
 
+def _aval(x: jax.Array) -> Aval:
+    return Aval(x.shape, np.dtype(x.dtype))
+
+
 def _stacked(given: Any, name: str) -> jax.Array:
     if not isinstance(given, list | tuple):
         return operand(given, name)
     parts = [operand(x, f"{name}[{place}]") for place, x in enumerate(given)]
-    if len({(x.shape, x.dtype) for x in parts}) != 1:
-        shapes = ", ".join(f"{x.dtype.name} {x.shape}" for x in parts) or "none"
-        raise ValueError(f"merge_attention takes at least one part, all of one shape and dtype; {name} are {shapes}")
+    check_alike([_aval(x) for x in parts], name)
     return jnp.stack(parts)
 
 
