@@ -58,7 +58,7 @@ def test_an_unknown_adapter_is_one_message() -> None:
     ],
 )
 def test_the_driver_for_a_gpu_is_named(platform: str, release: str, told: str) -> None:
-    from wgattn._cli.info import gpu_driver
+    from wgattn._runtime import gpu_driver
 
     text = gpu_driver(platform, release)
     assert told in text

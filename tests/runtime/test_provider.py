@@ -4,9 +4,10 @@ import pytest
 
 from wgattn._errors import AdapterNotFoundError, UnsupportedError
 from wgattn._runtime import AdapterInfo, DeviceProfile, Limits, wgsl_root
+from wgattn._runtime.advice import install_advice
 from wgattn._runtime.device import LIMIT_NAMES, SIDES, as_bytes, loop_turns, requested_limits
 from wgattn._runtime.memory import size_class
-from wgattn._runtime.provider import install_advice, pick
+from wgattn._runtime.provider import pick
 
 LAVAPIPE = AdapterInfo(0, "llvmpipe (LLVM 15)", "cpu", "Vulkan", "Mesa 22.3.6 (LLVM 15.0.6)")
 INTEGRATED = AdapterInfo(1, "Intel Arc", "integrated", "Vulkan", "Mesa 25.0")
@@ -73,7 +74,8 @@ ADAPTER = dict.fromkeys([*LIMIT_NAMES.values(), *SIDES], 1 << 20)
 def test_every_limit_is_asked_for_by_name():
     asked = requested_limits(ADAPTER, None)
     assert asked.keys() == ADAPTER.keys()
-    assert asked["max-storage-buffers-per-shader-stage"] == 8
+    assert asked["max-storage-buffers-per-shader-stage"] == 10
+    assert requested_limits(dict.fromkeys(ADAPTER, 8), None)["max-storage-buffers-per-shader-stage"] == 8
     assert asked["max-buffer-size"] == 1 << 20
 
 

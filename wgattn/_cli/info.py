@@ -1,8 +1,6 @@
 """`wgattn info`: the adapters, and what the one in use can do."""
 
 import platform
-import sys
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -67,27 +65,4 @@ def software_note(kind: str) -> str:
     """What to do where kernels run on the CPU; empty on a GPU."""
     if kind != "cpu":
         return ""
-    return f"this adapter is software: kernels run on the CPU. To use a GPU: {gpu_driver()}"
-
-
-def gpu_driver(os_name: str = sys.platform, release: str | None = None) -> str:
-    """The driver to install for a GPU. `release` is the text of /etc/os-release, read from there unless given."""
-    if os_name == "darwin":
-        return "run outside a virtual machine: macOS brings Metal, and nothing is to be installed"
-    if os_name == "win32":
-        return "install its maker's current driver, which brings Vulkan and Direct3D 12"
-    if release is None:
-        path = Path("/etc/os-release")
-        release = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    wide, named = release.replace('"', "").lower(), "its maker's package"
-    if "ubuntu" in wide:
-        named = "sudo ubuntu-drivers install"
-    elif "debian" in wide:
-        named = "sudo apt-get install nvidia-driver (component non-free)"
-    elif "fedora" in wide:
-        named = "sudo dnf install akmod-nvidia (RPM Fusion)"
-    return (
-        f"NVIDIA: install its driver, {named}; start a container with --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all. "
-        "AMD and Intel: Mesa, which serves this adapter, has their drivers; "
-        "/dev/dri/render* has to be yours to open, and a container's by --device /dev/dri"
-    )
+    return f"this adapter is software: kernels run on the CPU. To use a GPU: {_runtime.gpu_driver()}"

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._errors import AdapterNotFoundError, UnsupportedError
+from .advice import install_advice
 
 Kind = Literal["discrete", "integrated", "cpu", "unknown"]
 KINDS: dict[str, Kind] = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "cpu"}
@@ -249,27 +249,3 @@ def pick(adapters: Sequence[AdapterInfo], chosen: str | int | None) -> AdapterIn
         return matches[0]
     listed = "; ".join(f"{a.index}: {a.name} ({a.kind}, {a.backend})" for a in adapters)
     raise AdapterNotFoundError(f"no adapter is called {text!r}. There are: {listed}. Give an index or part of a name")
-
-
-def install_advice(platform: str = sys.platform, release: str | None = None) -> str:
-    """What to install on this system so that there is an adapter."""
-    if platform == "darwin":
-        return "macOS 10.15 or later has Metal built in: update macOS, and run outside of a sandbox that hides the GPU"
-    if platform == "win32":
-        return "Install the GPU maker's current driver (it brings Vulkan and D3D12); Windows 10 or later is needed"
-    if release is None:
-        path = Path("/etc/os-release")
-        release = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    ids = {
-        word.strip('"')
-        for line in release.splitlines()
-        if line.startswith(("ID=", "ID_LIKE="))
-        for word in line.split("=", 1)[1].replace('"', "").split()
-    }
-    if ids & {"fedora", "rhel", "centos"}:
-        command = "sudo dnf install mesa-vulkan-drivers vulkan-loader"
-    elif "arch" in ids:
-        command = "sudo pacman -S vulkan-swrast vulkan-icd-loader"
-    else:
-        command = "sudo apt-get install mesa-vulkan-drivers libvulkan1"
-    return f"Install a Vulkan driver: {command} (this one runs on any CPU; a GPU's own driver is faster)"
