@@ -104,16 +104,13 @@ def attention(
 
     if out.size and S:
         G = N // K
-        scales = np.broadcast_to(1 / math.sqrt(H) if scale is None else _f64(scale), (B,))
-        offset = np.reshape(0 if query_offset is None else query_offset, (-1, 1)).astype(np.int64)
-        lengths = _lengths(key_value_seq_lengths, B, S)
-        query_lengths = _lengths(query_seq_lengths, B, T)
+        entries = Entries.of(queries, S, scale, query_offset, query_seq_lengths, key_value_seq_lengths)
         bias = None if bias is None else _padded(bias)
         turn = None if rope is None else rotation(np.arange(S), H, rope.base, rope.rotary_dim, rope.scaling)
         step = max(1, (1 << 22) // (max(G, B) * S))
         for start in range(0, len(chosen), step):
             block = chosen[start : start + step]
-            positions = block + offset
+            positions = block + entries.offset
             keep = kept_keys(block, positions, S, mask, is_causal, local_window_size)
             asked = queries[:, block].astype(np.float64)
             if rope is not None:
@@ -125,17 +122,17 @@ def attention(
                     stored = _f64(keys[b, :, k])
                     if rope is not None and turn is not None:
                         stored = rotate(stored[:, None], *turn, rope.style)[:, 0]
-                    logits = _logits(asked[b, :, heads].swapaxes(0, 1), stored, scales[b], softcap)
-                    kept = _heads(keep, b, heads) & (np.arange(S) < lengths[b])
+                    logits = _logits(asked[b, :, heads].swapaxes(0, 1), stored, entries.scale[b], softcap)
+                    kept = _heads(keep, b, heads) & (np.arange(S) < entries.keys[b])
                     if bias is not None:
                         part = _f64(_heads(bias, b, heads, block))
                         kept = kept & ~np.isneginf(part)
                         with np.errstate(invalid="ignore"):
                             logits = logits + np.where(np.isneginf(part), 0, part)
-                    kept = np.broadcast_to(kept, logits.shape) & (block < query_lengths[b])[:, None]
+                    kept = np.broadcast_to(kept, logits.shape) & (block < entries.queries[b])[:, None]
                     sink = None if sinks is None else sinks[b, heads]
                     o, r = _rows(logits, kept, _f64(values[b, :, k]), sink, empty)
-                    o[:, block >= query_lengths[b]] = 0
+                    o[:, block >= entries.queries[b]] = 0
                     out[b, start : start + step, heads] = o.swapaxes(0, 1)
                     residual[b, start : start + step, heads] = r.swapaxes(0, 1)
     return Result(out.reshape(*query.shape[:-3], *out.shape[1:]), residual.reshape(*query.shape[:-3], *out.shape[1:3]))
@@ -365,8 +362,29 @@ def _heads(x: np.ndarray, b: int, heads: slice, rows: np.ndarray | None = None) 
     return part if rows is None or part.shape[1] == 1 else part[:, rows]
 
 
-def _lengths(given: np.ndarray | None, B: int, most: int) -> np.ndarray:
-    return np.clip(np.broadcast_to(most if given is None else np.asarray(given), (B,)), 0, most)
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What batch entries have each of their own: a scale (B,), where row 0 stands (B or 1, 1), lengths (B,)."""
+
+    scale: np.ndarray
+    offset: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
+
+    @staticmethod
+    def of(query: np.ndarray, S: int, scale: Any, offset: Any, queries: Any, keys: Any) -> "Entries":
+        """Those of query BTNH against S keys; None stands for 1 / √H, 0 and every row."""
+        B, T, _, H = query.shape
+
+        def lengths(given: Any, most: int) -> np.ndarray:
+            return np.clip(np.broadcast_to(most if given is None else np.asarray(given), (B,)), 0, most)
+
+        return Entries(
+            np.broadcast_to(1 / math.sqrt(H) if scale is None else _f64(scale), (B,)),
+            np.reshape(0 if offset is None else offset, (-1, 1)).astype(np.int64),
+            lengths(queries, T),
+            lengths(keys, S),
+        )
 
 
 def _columns(positions: np.ndarray, offset: int | np.ndarray) -> np.ndarray:

@@ -1,18 +1,17 @@
 """The gradient of `_reference.attention` in float64, derived by hand: what backward kernels are measured against."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ._reference import (
+    Entries,
     RopeRule,
     RowMask,
     _batched,
     _f64,
     _heads,
-    _lengths,
     _logits,
     _padded,
     kept_keys,
@@ -67,19 +66,17 @@ def attention_gradient(
     dscale = np.zeros(B)
     if given.size and S:
         G = N // K
-        scales = np.broadcast_to(1 / math.sqrt(H) if scale is None else _f64(scale), (B,))
-        offset = np.reshape(0 if query_offset is None else query_offset, (-1, 1)).astype(np.int64)
-        lengths, query_lengths = _lengths(key_value_seq_lengths, B, S), _lengths(query_seq_lengths, B, T)
+        entries = Entries.of(queries, S, scale, query_offset, query_seq_lengths, key_value_seq_lengths)
         rows = np.arange(T)
-        positions = rows + offset
+        positions = rows + entries.offset
         keep = kept_keys(rows, positions, S, mask, is_causal, local_window_size)
         for b in range(B):
-            live: np.ndarray = np.less(rows, query_lengths[b])
+            live: np.ndarray = np.less(rows, entries.queries[b])
             alive = live.reshape(T, 1)
             turn = _turns(rope, positions[min(b, len(positions) - 1)], S, H)
             for k in range(K):
                 heads = slice(k * G, k * G + G)
-                kept = _heads(keep, b, heads) & (np.arange(S) < lengths[b])
+                kept = _heads(keep, b, heads) & (np.arange(S) < entries.keys[b])
                 part = np.zeros((1, 1, 1)) if padded is None else _f64(_heads(padded, b, heads, rows))
                 kept = np.broadcast_to(kept & ~np.isneginf(part) & alive, (G, T, S))
                 seen = kept.any((0, 1)).reshape(S, 1)
@@ -89,7 +86,7 @@ def attention_gradient(
                 if rope is not None:
                     q, stored = _rotated(q, turn[0], rope), _rotated(stored, turn[1], rope)
                 product = q @ stored.T
-                capped = _logits(q, stored, scales[b], softcap)
+                capped = _logits(q, stored, entries.scale[b], softcap)
                 sink = None if rows_of_sinks is None else rows_of_sinks[b, heads, None]
                 p, sink_share = _weights(capped + np.where(np.isneginf(part), 0, part), kept, sink)
                 dp = np.where(kept, do @ v.T, 0)
@@ -103,7 +100,7 @@ def attention_gradient(
                     dbias[at] += dlogit.sum(over, keepdims=True)
                 draw = dlogit if softcap is None else dlogit * (1 - (capped / softcap) ** 2)
                 dscale[b] += (draw * product).sum()
-                by_query, by_key = scales[b] * draw @ stored, scales[b] * (draw.swapaxes(1, 2) @ q).sum(0)
+                by_query, by_key = (entries.scale[b] * x for x in (draw @ stored, (draw.swapaxes(1, 2) @ q).sum(0)))
                 if rope is not None:
                     by_query, by_key = _rotated(by_query, turn[0], rope, -1), _rotated(by_key, turn[1], rope, -1)
                 dq[b, :, heads], dk[b, :, k] = by_query.swapaxes(0, 1), by_key
