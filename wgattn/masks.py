@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ._kernels.attention.inputs import FAR
 from ._kernels.attention.problem import EVERY_KEY, Bound, Clause
-
-FAR = 1 << 30  # no query or key is further: edges beyond it act as there, and p + addend fits int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
