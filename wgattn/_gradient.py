@@ -19,8 +19,8 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
     result, where None stands for zeros, and gives a tuple with a tree for each primal; it may be called again. Both
     are recorded, eagerly or within `jit`. With `has_aux` fn returns (out, aux), and aux comes back third.
 
-    What has a gradient: arithmetic, exp, sums, views, casts, `nn.rope`, and of attention query, key, value, bias,
-    sinks and an array of scale; a residual is constant.
+    What has a gradient: arithmetic, exp, sums, views, casts, `nn.rope`, `nn.merge_attention`, and of attention query,
+    key, value, bias, sinks and an array of scale; its residual is constant.
 
     Raises TypeError for primals that are not float, and where fn asks for a value.
 
