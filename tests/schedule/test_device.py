@@ -13,7 +13,7 @@ from wgattn._graph.graph import Graph, Use, View
 from wgattn._graph.rewrite import fuse
 from wgattn._kernels.attention.problem import Bound, Call
 from wgattn._kernels.rotation import Rope
-from wgattn._runtime.program import Command, Dispatch, Range
+from wgattn._runtime.program import Command, CopyBuffer, Dispatch, Range
 from wgattn._schedule import compile, load
 
 pytestmark = pytest.mark.device
@@ -129,6 +129,37 @@ def test_a_result_that_is_read_before_it_is_concatenated_lies_by_itself():
     x = r.input(2, 5, 2, 8)
     first = r.attention(x, x, x)
     check(r.graph(r.do(op.Concatenate(1), first, r.attention(first, x, x, Call(CAUSAL)))), 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [float32, float16])
+def test_merges_of_views(dtype):
+    r = Recording()
+    x, residuals, sinks = r.input(3, 2, 5, 4, 6, dtype=dtype), r.input(3, 2, 5, 4), r.input(4)
+    turned = r.do(op.Transpose((0, 1, 4, 3, 2)), x)  # rows are no runs
+    some = r.do(op.Slice((2, 0, 1, 0, 1), (2, 2, 4, 4, 5), (-2, 1, 1, 1, 1)), x)
+    of_some = r.do(op.Slice((2, 0, 1, 0), (2, 2, 4, 4), (-2, 1, 1, 1)), residuals)
+    widened = r.do(op.BroadcastTo((3, 2, 6, 4)), r.do(op.Slice((0, 0, 2, 0), (3, 2, 1, 4), (1,) * 4), residuals))
+    merges = [
+        r.do(op.Merge(), turned, widened),
+        r.do(op.Merge(sinks=True), some, of_some, sinks),
+        r.do(op.Merge(), r.do(op.Cast(float16), x), r.multiply(residuals, 2.0)),
+    ]
+    graph = r.graph(*merges, *(Use(merge.node, 1) for merge in merges))
+    check(graph, 2e-5 if dtype == float32 else 2e-2)
+
+
+def test_outputs_of_attention_are_written_where_they_are_merged():
+    r = Recording()
+    x, y = (r.input(2, 5, 2, 8) for _ in range(2))
+    calls = [r.attention(x, y, y, Call(CAUSAL, residual=float32)), r.attention(y, y, x, Call(residual=float32))]
+    outputs = [r.do(op.Reshape((1, 2, 5, 2, 8)), call) for call in calls]
+    residuals = [r.do(op.Reshape((1, 2, 5, 2)), Use(call.node, 1)) for call in calls]
+    merged = r.do(op.Merge(), r.do(op.Concatenate(0), *outputs), r.do(op.Concatenate(0), *residuals))
+    graph = r.graph(merged)
+    check(graph, 2e-5)
+    program = compile(fuse(graph), _runtime.current_profile()).program
+    copied = [command.source.nbytes for command in program.commands if isinstance(command, CopyBuffer)]
+    assert copied == [2 * 5 * 2 * 4] * 2, "the residuals alone"
 
 
 def _copies_to(command: Command, slot: int) -> bool:
