@@ -9,17 +9,20 @@ import pytest
 
 from tests.runtime.programs import affine, chain, row_sums
 from wgattn._errors import OutOfDeviceMemoryError
-from wgattn._runtime import Buffer, device, download, prepare, set_poison, upload
+from wgattn._runtime import Buffer, device, download, hostcopy, prepare, set_poison, upload
 from wgattn._runtime.memory import Memory
 
 pytestmark = pytest.mark.device
 
 
-@pytest.fixture(params=["as it is", "staged"])
+@pytest.fixture(params=["as it is", "staged", "as it is, by threads", "staged, by threads"])
 def memory(request, monkeypatch):
-    """The device's own way with bytes, and the way by staging buffers, which any device can go."""
-    if request.param == "staged":
+    """The device's own way with bytes, and the way by staging buffers, which any device can go; copied by threads."""
+    if request.param.startswith("staged"):
         monkeypatch.setattr(device(), "mappable", False)
+    if request.param.endswith("threads"):
+        monkeypatch.setattr(hostcopy, "THREADS", 4)
+        monkeypatch.setattr(hostcopy, "PART", 1 << 16)
     return device().memory
 
 
@@ -58,6 +61,16 @@ def test_read_only_input():
 def test_a_small_write_is_seen_by_the_next_read(memory):
     for turn in range(20):
         assert (download(upload(np.full(64, turn, np.uint8))) == turn).all()
+
+
+def test_what_is_uploaded_is_read_in_order(memory):
+    """Chunks in flight, more than are kept: each lands in its own place."""
+    content = np.arange(100 << 18, dtype=np.uint32)  # 100 MiB
+    buffer = upload(content)
+    content += 1
+    again = upload(content)
+    assert (download(buffer).view(np.uint32) == content - 1).all()
+    assert (download(again).view(np.uint32) == content).all()
 
 
 def test_download_outside_of_the_buffer():

@@ -261,3 +261,12 @@ def test_a_value_is_one_submit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(made, "submit", lambda encoder: submits.append(1) or submit(encoder))
     wanted.block_until_ready()
     assert len(submits) == 1
+
+
+def test_the_text_of_what_was_compiled_names_each_shader_once():
+    compiled = wa.jit(lambda x: wa.sum(x * 2.0, axis=0)).lower(np.ones((3, 5), np.float32)).compile()
+    text = compiled.as_text()
+    names = list(compiled._program.schedule.shaders)
+    assert names
+    assert all(text.count(f"// {name}\n") + text.count(f"// {name}  // ") == 1 for name in names)
+    assert text.startswith(f"// {names[0]}")
