@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.graph import evaluate_caches
 from wgattn import _reference
 from wgattn._graph import operations as op
 from wgattn._graph.graph import Graph, Node, Use, View
@@ -94,6 +95,12 @@ def _results(node: Node, given: list[np.ndarray], arguments: Sequence[np.ndarray
         case op.Merge():
             found = _reference.merge(list(given[0]), list(given[1]), *given[2:])
             return found.out, found.residual
+        case op.CacheAppend():
+            return evaluate_caches.append(node.operation, given)
+        case op.CacheRows():
+            return (evaluate_caches.rows(node.operation, given),)
+        case op.CacheMove():
+            return (evaluate_caches.move(node.operation, given),)
         case op.Copy():
             return (given[0],)
     raise AssertionError(f"{node.operation} is not evaluated")

@@ -7,12 +7,16 @@ import numpy as np
 from wgattn._dtypes import FLOATS, float8_e4m3fn, float8_e5m2, float32
 from wgattn._errors import UnsupportedError
 
+from .cache_adjoint import append_adjoint
 from .graph import Aval
 from .merge_adjoint import merge_adjoint
 from .operations import (
     Attention,
     AttentionGradient,
     BroadcastTo,
+    CacheAppend,
+    CacheMove,
+    CacheRows,
     Cast,
     Concatenate,
     Copy,
@@ -47,6 +51,10 @@ def flows(operation: object, place: int) -> bool:
             return place == 0
         case Attention(operands):
             return operands[place] in GRADIENTS
+        case CacheAppend(operands):
+            return operands[place] in ("key", "value", "new_key", "new_value")
+        case CacheRows() | CacheMove():
+            return place == 0
     return True
 
 
@@ -67,6 +75,8 @@ def needed(operation: object, wanted: tuple[bool, ...]) -> tuple[tuple[int, ...]
             return (1,), ()
         case Attention(operands):
             return tuple(range(len(operands))), (0, 1)
+        case CacheAppend(operands):
+            return tuple(place for place, name in enumerate(operands) if name in ("lengths", "counts")), ()
         case Merge(sinks):
             return (0, 1, 2) if sinks else (0, 1), (0, 1)
     return (), ()
@@ -82,6 +92,10 @@ def adjoint(
     """
     if isinstance(of.operation, Merge):
         return merge_adjoint(record, of, cotangents, wanted)
+    if isinstance(of.operation, CacheAppend):
+        return append_adjoint(record, of, cotangents, wanted)
+    if isinstance(of.operation, CacheRows | CacheMove):
+        raise UnsupportedError("no gradient passes a cache that was reordered, nor the gradient of an append")
     cotangent = cotangents[0]
     assert cotangent is not None
     match of.operation:

@@ -3,19 +3,25 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from .adjoints import adjoint, carries, flows, needed
+from .cache_adjoint import check_differentiable
 from .graph import Graph, Node
-from .operations import Attention, Elementwise, Input
+from .operations import Attention, CacheAppend, Elementwise, Input
 from .recorder import Forward, Recorder, V
 
 Result = tuple[int, int]  # node of a graph, and which of its results
 
 
 def passed(graph: Graph, inputs: Collection[int]) -> frozenset[Result]:
-    """The results that depend on `inputs` (by index) in a way that has a gradient; attention's residual does not."""
+    """The results that depend on `inputs` (by index) in a way that has a gradient; attention's residual does not.
+
+    Raises UnsupportedError where they would go through a cache that has none.
+    """
     found: set[Result] = set()
     for number, node in enumerate(graph.nodes):
         started = isinstance(node.operation, Input) and node.operation.index in inputs
         if started or any(_wanted(node, found)):
+            if isinstance(node.operation, CacheAppend):
+                check_differentiable(node.operation, tuple(graph.aval(use) for use in node.uses))
             results = node.avals[:1] if isinstance(node.operation, Attention) else node.avals
             found.update((number, result) for result, aval in enumerate(results) if carries(aval.dtype))
     return frozenset(found)

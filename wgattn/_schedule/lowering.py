@@ -24,6 +24,7 @@ from wgattn._kernels.kernel import Operand, Plan, Variant, natural_strides
 from wgattn._kernels.rotation import TABLES, Rope, tables
 from wgattn._runtime.profile import DeviceProfile
 
+from .caches import lower_append, lower_move, lower_rows
 from .operands import ALIGNMENT, expand, heads, narrow, nbytes, operand, per_entry, rows_are_runs, small_dtype
 from .placement import Places, place_parts
 from .values import Steps, Value
@@ -82,9 +83,16 @@ class Lowering:
         self.steps.run(plan, {"source": value, "result": copy_value}, "copy")
         return made, copy_value
 
+    def tables(self, rule: Rope, head_dim: int) -> bytes:
+        """The bytes of a rotation's tables."""
+        return _table_bytes(rule, head_dim)
 
-def lower(graph: Graph, profile: DeviceProfile) -> Lowering:
-    """All nodes in order. Raises UnsupportedError where a named implementation, or no kernel, can serve a node."""
+
+def lower(graph: Graph, profile: DeviceProfile, in_place: Collection[tuple[int, int]] = ()) -> Lowering:
+    """All nodes in order; `in_place` are the operands that `written_in_place` found.
+
+    Raises UnsupportedError where a named implementation, or no kernel, can serve a node.
+    """
     lowering = Lowering(graph, profile, places=place_parts(graph))
     for number, node in enumerate(graph.nodes):
         match node.operation:
@@ -100,6 +108,12 @@ def lower(graph: Graph, profile: DeviceProfile) -> Lowering:
                 _attention(lowering, number)
             case op.AttentionGradient():
                 _attention_gradient(lowering, number)
+            case op.CacheAppend():
+                lower_append(lowering, number, in_place)
+            case op.CacheMove():
+                lower_move(lowering, number, in_place)
+            case op.CacheRows():
+                lower_rows(lowering, number)
             case op.Merge():
                 _merge(lowering, number)
             case _:

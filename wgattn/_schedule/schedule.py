@@ -4,12 +4,14 @@ import math
 from dataclasses import dataclass
 
 from wgattn._graph import operations as op
+from wgattn._graph.aliases import written_in_place
 from wgattn._graph.graph import Graph, Use, View
 from wgattn._kernels.kernel import Operand
 from wgattn._runtime.profile import DeviceProfile
 from wgattn._runtime.program import BufferSlot, Dispatch, Program
 
 from .assemble import assemble
+from .caches import moved_bytes
 from .lifetimes import assign_slots
 from .lowering import Chosen, lower, settle_outputs
 from .order import gather_copies
@@ -90,10 +92,10 @@ def compile(
 
     Raises UnsupportedError where a named implementation cannot serve a call, or no kernel a dtype or size.
     """
-    lowering = lower(graph, profile)
     attentions = [n for n, node in enumerate(graph.nodes) if isinstance(node.operation, op.Attention)] if taps else []
-    settled = settle_outputs(lowering, graph.outputs, donated)
     tapped = {use for n in attentions for use in (*graph.nodes[n].uses, *_results(graph, n))}
+    lowering = lower(graph, profile, written_in_place(graph, donated, tapped))
+    settled = settle_outputs(lowering, graph.outputs, donated)
     kept = dict.fromkeys([value for value, _ in settled] + [lowering.value(use) for use in sorted(tapped, key=_order)])
     values, steps = lowering.steps.values, gather_copies(lowering.steps.steps)
     donated_values = {n for n, value in enumerate(values) if value.argument in donated and value.argument is not None}
@@ -135,6 +137,9 @@ def _cost(graph: Graph) -> Cost:
     flops = nbytes = 0
     for node in graph.nodes:
         if isinstance(node.operation, op.Input | op.Constant):
+            continue
+        if (moved := moved_bytes(graph, node)) is not None:
+            nbytes += moved
             continue
         written = sum(aval.size * aval.dtype.itemsize for aval in node.avals)
         nbytes += written + sum(_distinct(graph.view(use)) * graph.aval(use).dtype.itemsize for use in node.uses)

@@ -6,7 +6,7 @@ import numpy as np
 
 from wgattn._dtypes import FLOATS, bfloat16, bool_, float16, float32, int32, is_float, uint32
 from wgattn._graph.graph import Graph, Node, Use
-from wgattn._graph.operations import Attention, Cast, Concatenate, Copy, Elementwise, Pad, Rotate, Sum
+from wgattn._graph.operations import Attention, CacheAppend, Cast, Concatenate, Copy, Elementwise, Pad, Rotate, Sum
 from wgattn._graph.rules import attention_layout
 
 from .rebuild import Rebuild, before, each, users
@@ -62,11 +62,17 @@ def read_narrow(graph: Graph) -> Graph:
 
 
 def read_arrays_narrow(graph: Graph) -> Graph:
-    """The array kernels, which take any mix of dtypes and compute floats in float32, read before up-casts too."""
+    """The array kernels, which take any mix of dtypes and compute floats in float32, read before up-casts too.
+
+    So does an append what is new.
+    """
 
     def rewrite(number: int, node: Node) -> Node:
         if isinstance(node.operation, Elementwise | Sum | Rotate | Copy | Concatenate | Pad):
             return replace(node, uses=tuple(_narrow(graph, use) for use in node.uses))
+        if isinstance(node.operation, CacheAppend):
+            pairs = zip(node.operation.operands, node.uses, strict=True)
+            return replace(node, uses=tuple(_narrow(graph, u) if name.startswith("new_") else u for name, u in pairs))
         return node
 
     return each(graph, rewrite)
