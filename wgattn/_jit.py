@@ -81,7 +81,8 @@ class JitFunction:
             value = array._step.values[array._result]
             avals.append(array._aval)
             layouts.append(value.view if isinstance(value, Stored) else View.natural(array.shape))
-        return Lowered(self, self._traced(bound, avals), tuple(layouts))
+        donated = frozenset(i for i in range(len(avals)) if self._donated and self._top(bound, i) in self._donated)
+        return Lowered(self, self._traced(bound, avals), tuple(layouts), donated)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         tree_util = _tree.util()
@@ -197,13 +198,17 @@ class JitFunction:
 class Lowered:
     """A function traced for one signature: `as_text()` is its graph before and after fusion; `compile()` is next."""
 
-    def __init__(self, function: JitFunction, traced: Traced, layouts: tuple[View, ...]) -> None:
+    def __init__(
+        self, function: JitFunction, traced: Traced, layouts: tuple[View, ...], donated: frozenset[int]
+    ) -> None:
         self._function, self._traced, self._layouts = function, traced, layouts
+        # memory of an argument that is returned stays as it is
+        self._donated = donated - {i for kind, i in traced.sources if kind == "argument"}
 
     def as_text(self) -> str:
         """What was recorded beside what is left of it after fusion. Needs no device."""
         graph = self._traced.graph_for((*self._layouts, *self._traced.captured_layouts()))
-        return side_by_side(as_text(graph), as_text(_run.fused(graph)))
+        return side_by_side(as_text(graph), as_text(_run.fused(graph), self._donated))
 
     @property
     def out_info(self) -> Any:
@@ -216,7 +221,7 @@ class Lowered:
         Raises AdapterNotFoundError without one, UnsupportedError for a named family that cannot serve the call.
         """
         graph = self._traced.graph_for((*self._layouts, *self._traced.captured_layouts()))
-        program = _run.executable(graph)
+        program = _run.executable(graph, self._donated)
         program.executable()
         return Compiled(self._function, self._traced, program)
 

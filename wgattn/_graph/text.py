@@ -1,5 +1,6 @@
 """The text form of a graph: a line an operation, names in order, attention in words. Equal graphs give equal text."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -8,11 +9,15 @@ from wgattn._kernels.attention.problem import Bound, Call, Clause, scale_of
 from wgattn._kernels.rotation import Rope
 from wgattn._terminal import columns
 
+from .aliases import storage, written_in_place
 from .graph import Graph, Node, Use, View
 from .operations import (
     Attention,
     AttentionGradient,
     BroadcastTo,
+    CacheAppend,
+    CacheMove,
+    CacheRows,
     Cast,
     Concatenate,
     Constant,
@@ -36,8 +41,10 @@ INDENT = "  "
 AXES = {"query": "BTNH", "key": "BSKH", "value": "BSKH"}
 
 
-def as_text(graph: Graph) -> str:
+def as_text(graph: Graph, donated: Collection[int] | None = None) -> str:
     """The graph in words, lines folded where a terminal is narrow.
+
+    With `donated`, the numbers of donated arguments, it says which caches are written in place.
 
     Example:
         a: f16[2,1024,8,64]
@@ -51,11 +58,15 @@ def as_text(graph: Graph) -> str:
         if isinstance(node.operation, Input)
     }
     width = min(WIDTH, columns(PAIR) - len(INDENT))
+    in_place = None if donated is None else written_in_place(graph, donated)
     lines = _wrapped([inputs[index] for index in sorted(inputs)], "  ", "", width)
     for n, node in enumerate(graph.nodes):
         if not isinstance(node.operation, Input | Constant):
             results = ", ".join(names[n, result] for result in range(len(node.avals)))
-            lines += _wrapped(_operation(graph, node, names), "  ", f"{results} = ", width)
+            words = _operation(graph, node, names)
+            if in_place is not None and any(True for _ in storage(node)):
+                words.append(_where_written(graph, n, names, in_place))
+            lines += _wrapped(words, "  ", f"{results} = ", width)
     outputs = [f"{_used(graph, use, names)}: {describe(graph.aval(use))}" for use in graph.outputs]
     return "\n".join(lines + _wrapped(outputs, "  ", "out ", width))
 
@@ -180,6 +191,14 @@ def _operation(graph: Graph, node: Node, names: dict[tuple[int, int], str]) -> l
         case Merge(sinks):
             used = [_used(graph, use, names) for use in node.uses]
             return [f"merge {used[0]} by {used[1]}", *([f"sinks={used[2]}"] if sinks else [])]
+        case CacheAppend():
+            return _cache_append(graph, node, operation, names)
+        case CacheRows(count):
+            used = [_used(graph, use, names) for use in node.uses]
+            return [f"cache_rows {used[0]}", f"{count} from {used[1]}", *(f"counts={name}" for name in used[2:])]
+        case CacheMove(destination):
+            used = [_used(graph, use, names) for use in node.uses]
+            return [f"cache_move {used[0]}", f"from {used[1]}", *([f"to {used[2]}"] if destination else [])]
         case Copy():
             text = f"copy {operands}"
         case _:
@@ -199,6 +218,25 @@ def _attention(graph: Graph, node: Node, operation: Attention, names: dict[tuple
     if operation.implementation is not None:
         words.append(f"implementation={operation.implementation}")
     return words
+
+
+def _cache_append(graph: Graph, node: Node, append: CacheAppend, names: dict[tuple[int, int], str]) -> list[str]:
+    used = {name: _used(graph, use, names) for name, use in zip(append.operands, node.uses, strict=True)}
+    words = ["cache_append " + " ".join(used[name] for name in ("key", "value") if name in used)]
+    words.append("new " + " ".join(used[name] for name in ("new_key", "new_value") if name in used))
+    words.append(f"at {used['lengths']}")
+    words += [f"{name}={used[name]}" for name in ("counts", "scales", "pages") if name in used]
+    words += [f"ring, {append.ring} pinned"] if append.ring is not None else []
+    words += [f"rope(k; {', '.join(_rope_options(append.rope, full=True))})"] if append.rope is not None else []
+    return words
+
+
+def _where_written(
+    graph: Graph, number: int, names: dict[tuple[int, int], str], in_place: Collection[tuple[int, int]]
+) -> str:
+    uses = graph.nodes[number].uses
+    copied = [uses[place] for place, _ in storage(graph.nodes[number]) if (number, place) not in in_place]
+    return "in place" if not copied else f"in a copy of {' '.join(_used(graph, use, names) for use in copied)}"
 
 
 def _attention_gradient(
