@@ -9,6 +9,7 @@ from .casts import join_casts, read_arrays_narrow, read_narrow, store_narrow
 from .dead import drop_dead
 from .duplicates import merge_duplicates
 from .groups import fold_repeats
+from .neighbours import join_neighbours
 from .readers import read_first
 from .rotations import fold_rotations
 from .scales import fold_scales
@@ -26,7 +27,7 @@ def fuse(graph: Graph) -> Graph:
     """
     graph = drop_dead(merge_duplicates(join_casts(fold_views(merge_duplicates(drop_dead(graph))))))
     graph = _until_settled(_until_settled(graph, LOADS), STORES)
-    return read_first(drop_dead(merge_duplicates(join_batches(graph))))
+    return read_first(drop_dead(merge_duplicates(join_neighbours(join_batches(graph)))))
 
 
 def _until_settled(graph: Graph, passes: tuple[Callable[[Graph], Graph], ...]) -> Graph:
