@@ -225,6 +225,7 @@ def _attention(
     record: Recorder[V], of: Forward[V], attention: Attention, cotangent: V, wanted: tuple[bool, ...]
 ) -> tuple[V | None, ...]:
     """One node for all that is wanted; it reads what the forward launch kept."""
+    _check_has_gradient(attention, of.avals)
     given = [x for x in (*of.operands, *of.results, cotangent) if x is not None]
     asked = {name: x for name, x, want in zip(attention.operands, of.avals, wanted, strict=True) if want}
     gradient = AttentionGradient(
@@ -238,3 +239,15 @@ def _attention(
         summed(record, found[name], x.shape) if name in found else None
         for name, x in zip(attention.operands, of.avals, strict=True)
     )
+
+
+def _check_has_gradient(attention: Attention, avals: tuple[Aval, ...]) -> None:
+    """Raise UnsupportedError for attention over what a cache holds in another form than rows of floats."""
+    key = avals[attention.operands.index("key")]
+    ring, paged = attention.call.ring is not None, attention.call.page_size is not None
+    if ring or paged or key.dtype not in FLOATS:
+        held = "a window" if ring else "pages" if paged else key.dtype.name
+        raise UnsupportedError(
+            f"attention over a cache with {held} has no gradient: only a dense cache of float32, float16 or bfloat16 "
+            "has; differentiate nn.dot_product_attention of the keys and values themselves"
+        )
