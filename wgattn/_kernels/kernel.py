@@ -136,6 +136,8 @@ def bound_bytes(operand: Operand, name: str, alignment: int) -> tuple[Bytes, int
 
 def storage_element(dtype: np.dtype, quads: bool) -> str:
     """The WGSL element type of an array that holds `dtype`; `quads`: four elements are read at a time."""
+    if dtype.itemsize == 1:
+        return "u32"
     if dtype == float32:
         return "vec4<f32>" if quads else "f32"
     return "vec2<u32>" if quads else "u32"

@@ -32,6 +32,7 @@ LIMIT_NAMES = {
     "storage_textures": "max-storage-textures-per-shader-stage",
 }
 SIDES = ("max-compute-workgroup-size-x", "max-compute-workgroup-size-y", "max-compute-workgroup-size-z")
+MOST_BUFFERS = 10  # what a kernel can use: attention with all operands there are; WebGPU promises 8
 MESA_LOOP_TURNS = 65535
 
 
@@ -220,12 +221,13 @@ def _one_line(text: str) -> str:
 
 
 def requested_limits(adapter: dict[str, int], wanted: Limits | None) -> dict[str, int]:
-    """Every limit by name, so that none is a default: the adapter's, or those wanted; 8 storage buffers at most.
+    """Every limit by name, so that none is a default: the adapter's, or those wanted; of storage buffers, a few.
 
     Raises UnsupportedError where the adapter has less than what is wanted.
     """
     limits = {name: adapter[name] for name in LIMIT_NAMES.values()}
-    limits[LIMIT_NAMES["storage_buffers"]] = Limits().storage_buffers
+    buffers = LIMIT_NAMES["storage_buffers"]
+    limits[buffers] = min(adapter[buffers], MOST_BUFFERS)
     if wanted is not None:
         for field, name in LIMIT_NAMES.items():
             if (value := getattr(wanted, field)) > adapter[name]:
@@ -264,6 +266,7 @@ def _profile(
         backend=info.backend,
         kind=override.kind or info.kind,
         driver=info.driver,
+        subgroup_least=provider.subgroup_least(adapter),
         subgroups=provider.subgroup_feature in features,
         f16="shader-f16" in features,
         timestamps="timestamp-query" in features,

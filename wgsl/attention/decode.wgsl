@@ -100,8 +100,6 @@ fn decode(
     let from_key = parameters.key_first + part * parameters.part_keys;
     let keys = block_keys(b, 0u, 0u, from_key, min(from_key + parameters.part_keys, parameters.key_end));
     let kept = kept_keys(b, 0u);
-    let k_rows = key_row(b, 0u, k);
-    let v_rows = value_row(b, 0u, k);
     let lane = thread % VALUE_CHUNKS;
     let row = thread / VALUE_CHUNKS;
 %% for g in heads
@@ -125,13 +123,13 @@ fn decode(
         if ({% for i in range(KEYS) %}{{ " || " if i else "" }}read_{{ i }}{% endfor %}) {
 %% for i in range(KEYS)
             let key_{{ i }} = min(s_{{ i }}, keys.y - 1u);
-            let k_row_{{ i }} = k_rows + (key_{{ i }} - parameters.key_first) * parameters.key_s;
+            let k_row_{{ i }} = key_row(b, key_slot(b, key_{{ i }}), k);
 %% endfor
             for (var chunk = 0u; chunk < HEAD_CHUNKS; chunk += {{ TURN }}u) {
 %% for c in range(TURN)
 %% for i in range(KEYS)
 %% if problem.rope is not none
-                let k_{{ i }}_{{ c }} = load_key_rotated(k_row_{{ i }}, chunk + {{ c }}u, i32(key_{{ i }}));
+                let k_{{ i }}_{{ c }} = load_key_rotated(k_row_{{ i }}, chunk + {{ c }}u, key_position(b, key_{{ i }}));
 %% else
                 let k_{{ i }}_{{ c }} = load_key(k_row_{{ i }}, chunk + {{ c }}u);
 %% endif
@@ -196,11 +194,11 @@ fn decode(
                 var v_{{ u }} = vec4f();
 %% if problem.dense
                 // A key that no head keeps is not read.
-                if (j_{{ u }} < live && ({% for q in quads %}{{ " || " if q else "" }}any(share_{{ u }}_{{ q }} != vec4f()){% endfor %})) {
+                if (j_{{ u }} < live && key_there(b, tile + j_{{ u }}) && ({% for q in quads %}{{ " || " if q else "" }}any(share_{{ u }}_{{ q }} != vec4f()){% endfor %})) {
 %% else
-                if (j_{{ u }} < live) {
+                if (j_{{ u }} < live && key_there(b, tile + j_{{ u }})) {
 %% endif
-                    v_{{ u }} = load_value(v_rows + (tile + j_{{ u }} - parameters.key_first) * parameters.value_s, lane);
+                    v_{{ u }} = load_value(value_row(b, key_slot(b, tile + j_{{ u }}), k), lane);
                 }
 %% endfor
 %% for u in range(TURN)

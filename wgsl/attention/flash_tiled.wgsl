@@ -100,8 +100,6 @@ fn flash_tiled(
 
     let from_key = parameters.key_first + part * parameters.part_keys;
     let keys = block_keys(b, t_first, t_last, from_key, min(from_key + parameters.part_keys, parameters.key_end));
-    let k_rows = key_row(b, 0u, k);
-    let v_rows = value_row(b, 0u, k);
 %% if problem.segments
     let q_ids = query_segment_range(b, t_first, t_last);
 %% endif
@@ -127,9 +125,9 @@ fn flash_tiled(
             let s = tile + key;
             var four = vec4f();
             if (s < keys.y) {
-                let row = k_rows + (s - parameters.key_first) * parameters.key_s;
+                let row = key_row(b, key_slot(b, s), k);
 %% if problem.rope is not none
-                four = load_key_rotated(row, chunk, i32(s));
+                four = load_key_rotated(row, chunk, key_position(b, s));
 %% else
                 four = load_key(row, chunk);
 %% endif
@@ -199,8 +197,8 @@ fn flash_tiled(
             let chunk = i % VALUE_CHUNKS;
             let s = tile + key;
             var four = vec4f();
-            if (s < keys.y) {
-                four = load_value(v_rows + (s - parameters.key_first) * parameters.value_s, chunk);
+            if (s < keys.y && key_there(b, s)) {
+                four = load_value(value_row(b, key_slot(b, s), k), chunk);
             }
             key_value_tile[key * V_PITCH + chunk] = four;
         }

@@ -20,14 +20,63 @@ const FAR: i32 = 1073741824;
 {{ elements.pack_pair(out_name) }}
 %% endif
 
+%% for dtype in names_8_bit
+{{ elements.unpack_four(dtype) }}
+
+%% endfor
+{% set stored = ("key", "value") if problem.scales else () %}
+{% set blocks = problem.scales and rows_read[1][1] == "u8" %}
 %% for name, dtype, live in rows_read
 %% if name not in UNBUFFERED
+%% if unit and name != "query"
+{{ elements.unit_reader(name, dtype, unit, "raw" if name in stored else "load") }}
+
+%% else
+%% if dtype != "u8"
 {{ elements.element_reader(name, dtype, name in problem.vectors) }}
 
-{{ elements.row_reader(name, dtype, name in problem.vectors, "parameters." + live, problem.exact_dims) }}
+%% endif
+{% set prefix = "raw" if name in stored else "load" %}
+{{ elements.row_reader(name, dtype, name in problem.vectors, "parameters." + live, problem.exact_dims, prefix) }}
+
+%% endif
+%% endif
+%% endfor
+%% if problem.scales and "scales" not in UNBUFFERED
+// Where a stored row lies: its first element, and its scale, or of int4 the first of its scales, one a block of 32 values.
+struct StoredRow {
+    at: u32,
+    {{ "scales: u32" if blocks else "scale: f32" }},
+}
+
+// The first scale of key s's row, as the storage's token axis counts s; the value's come behind the key's.
+fn scales_at(b: u32, s: u32, k: u32) -> u32 {
+    return parameters.scales_at + (b / parameters.B1) * parameters.scales_b0 + (b % parameters.B1) * parameters.scales_b1
+        + s * parameters.scales_s + k * parameters.scales_k;
+}
+
+fn key_scales() -> u32 {
+    return {{ "(parameters.H + 31u) / 32u" if blocks else "1u" }};
+}
+
+%% for name, dtype, live in rows_read
+%% if name in stored and name not in UNBUFFERED
+fn load_{{ name }}(row: StoredRow, chunk: u32) -> vec4f {
+%% if not blocks
+    return row.scale * raw_{{ name }}(row.at, chunk);
+%% else
+%% if not problem.exact_dims
+    if (4u * chunk >= parameters.{{ live }}) {
+        return vec4f();
+    }
+%% endif
+    return scales[row.scales + chunk / 8u] * raw_{{ name }}(row.at, chunk);
+%% endif
+}
 
 %% endif
 %% endfor
+%% endif
 %% if not PARTIAL and "out" not in UNBUFFERED
 {{ elements.row_writer("out", out_name, "out" in problem.vectors, "parameters.Hv") }}
 %% endif
@@ -47,7 +96,14 @@ fn key_head(n: u32) -> u32 {
 }
 
 %% for name, inner, outer in rows_placed
-fn {{ name }}_row(b: u32, {{ inner }}: u32, {{ outer }}: u32) -> u32 {
+%% if name in stored
+fn {{ name }}_row(b: u32, s: u32, k: u32) -> StoredRow {
+    let first = scales_at(b, s, k){{ " + key_scales()" if name == "value" }};
+    return StoredRow({{ name }}_element(b, s, k), {{ "first" if blocks else "scales[first]" }});
+}
+
+%% endif
+fn {{ name }}_{{ "element" if name in stored else "row" }}(b: u32, {{ inner }}: u32, {{ outer }}: u32) -> u32 {
     return parameters.{{ name }}_at + (b / parameters.B1) * parameters.{{ name }}_b0 + (b % parameters.B1) * parameters.{{ name }}_b1
         + {{ inner }} * parameters.{{ name }}_{{ inner }} + {{ outer }} * parameters.{{ name }}_{{ outer }};
 }
@@ -57,7 +113,7 @@ fn {{ name }}_row(b: u32, {{ inner }}: u32, {{ outer }}: u32) -> u32 {
 {{ rotations.rotation() }}
 %% for name in ("query", "key")
 %% if name not in UNBUFFERED
-{{ rotations.rotated_reader(name, problem.rope) }}
+{{ rotations.rotated_reader(name, problem.rope, "StoredRow" if name in stored else "u32") }}
 %% endif
 %% endfor
 %% endif
@@ -78,11 +134,47 @@ fn query_length(b: u32) -> u32 {
 %% endif
 }
 
+// The keys that a sequence has; more than there are slots in a ring.
 fn key_length(b: u32) -> i32 {
-%% if problem.keys.lengths
+%% if problem.ring
+    return max(bitcast<i32>(row_key_value_lengths(b, 0u)), 0);
+%% elif problem.keys.lengths
     return clamp(bitcast<i32>(row_key_value_lengths(b, 0u)), 0, i32(parameters.S));
 %% else
     return i32(parameters.S);
+%% endif
+}
+
+%% if problem.paged
+fn key_page(b: u32, s: u32) -> u32 {
+    return row_pages(b, s >> parameters.page_bits);
+}
+
+%% endif
+// Whether a page holds key s; a table that says otherwise has no key there.
+fn key_there(b: u32, s: u32) -> bool {
+    return {{ "key_page(b, s) < parameters.pool_pages" if problem.paged else "true" }};
+}
+
+// Where key s lies along the token axis of what is bound: never outside it, whatever a page table says.
+fn key_slot(b: u32, s: u32) -> u32 {
+%% if problem.paged
+    let page = min(key_page(b, s), parameters.pool_pages - 1u);
+    return (page << parameters.page_bits) | (s & ((1u << parameters.page_bits) - 1u));
+%% else
+    return s - parameters.key_first;
+%% endif
+}
+
+// The position of what lies in slot s, which is below key_length.
+fn key_position(b: u32, s: u32) -> i32 {
+%% if problem.ring
+    // Slots behind the pinned ones are filled in turn: this one holds the last position that came to it.
+    let slot = i32(s);
+    let turn = i32(parameters.S - parameters.pinned);
+    return select(slot + (key_length(b) - 1 - slot) / turn * turn, slot, s < parameters.pinned);
+%% else
+    return i32(s);
 %% endif
 }
 
@@ -164,6 +256,11 @@ fn kept_keys(b: u32, t: u32) -> Kept {
 // Every bound grows with the row, so a block of rows keeps nothing outside [first of its first row, end of its last row).
 // The answer is clipped to keys [from, to) and is empty (x = y) where they do not meet.
 fn block_keys(b: u32, t_first: u32, t_last: u32, from_key: u32, to_key: u32) -> vec2u {
+%% if problem.ring
+    // Slots hold positions in turn, so that ranges of them say nothing.
+    var first = 0;
+    var end = min(key_length(b), i32(parameters.S));
+%% else
     let low = position_of(b, t_first);
     let high = position_of(b, t_last);
     var first = clause_0(b, low).x;
@@ -171,6 +268,7 @@ fn block_keys(b: u32, t_first: u32, t_last: u32, from_key: u32, to_key: u32) -> 
 %% if problem.keys.clauses | length > 1
     first = min(first, clause_1(b, low).x);
     end = max(end, clause_1(b, high).y);
+%% endif
 %% endif
 %% if problem.query_lengths
     if (parameters.t_first + t_first >= query_length(b)) {
@@ -184,13 +282,22 @@ fn block_keys(b: u32, t_first: u32, t_last: u32, from_key: u32, to_key: u32) -> 
 // Whether every row of a block keeps every key of [first, end), as far as ranges go; false may also mean that it was not found out.
 // Rows past the query length are not asked: they end as zeros.
 fn block_keeps(b: u32, t_first: u32, t_last: u32, first: u32, end: u32) -> bool {
+%% if problem.ring
+    return false;
+%% else
     let low = position_of(b, t_first);
     let high = position_of(b, t_last);
     var keeps = clause_0(b, high).x <= i32(first) && i32(end) <= clause_0(b, low).y;
 %% if problem.keys.clauses | length > 1
     keeps = keeps || (clause_1(b, high).x <= i32(first) && i32(end) <= clause_1(b, low).y);
 %% endif
+%% if problem.paged
+    for (var s = first; s < end; s = (s | ((1u << parameters.page_bits) - 1u)) + 1u) {
+        keeps = keeps && key_there(b, s);
+    }
+%% endif
     return keeps;
+%% endif
 }
 
 fn in_range(kept: Kept, s: i32) -> bool {
@@ -260,8 +367,18 @@ fn capped(product: f32) -> f32 {
 
 // The logit of key s for row t from the scaled product q · k: softcap, bias, masks, in that order. MASKED where the key is not kept.
 fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept) -> f32 {
+%% if problem.paged
+    if (!key_there(b, s)) {
+        return MASKED;
+    }
+%% endif
+    return logit_at(product, b, n, t, s, key_position(b, s), kept);
+}
+
+// The same for a key whose position is known, and that is there.
+fn logit_at(product: f32, b: u32, n: u32, t: u32, s: u32, position: i32, kept: Kept) -> f32 {
     var x = capped(product);
-    var keep = in_range(kept, i32(s));
+    var keep = in_range(kept, position);
 %% if problem.dense
     if (!keep) {
         return MASKED;

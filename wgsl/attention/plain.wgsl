@@ -37,11 +37,12 @@ fn workgroup_sum(thread: u32, value: f32) -> f32 {
     return sum;
 }
 
-fn product(q_row: u32, k_row: u32, b: u32, t: u32, s: u32) -> f32 {
+fn product(q_row: u32, b: u32, t: u32, s: u32, k: u32) -> f32 {
+    let k_row = key_row(b, key_slot(b, s), k);
     var sum = vec4f();
     for (var chunk = 0u; chunk < (parameters.H + 3u) / 4u; chunk++) {
 %% if problem.rope is not none
-        sum += load_query_rotated(q_row, chunk, position_of(b, t)) * load_key_rotated(k_row, chunk, i32(s));
+        sum += load_query_rotated(q_row, chunk, position_of(b, t)) * load_key_rotated(k_row, chunk, key_position(b, s));
 %% else
         sum += load_query(q_row, chunk) * load_key(k_row, chunk);
 %% endif
@@ -84,7 +85,7 @@ fn plain(
         let read = s < keys.y;
 %% endif
         if (read) {
-            let scaled = product(q_row, key_row(b, s - parameters.key_first, k), b, t, s) * query_scale(b);
+            let scaled = product(q_row, b, t, s, k) * query_scale(b);
             x = logit(scaled, b, n, t, s, kept);
         }
         let new_top = max(top, workgroup_max(thread, x));
@@ -100,7 +101,7 @@ fn plain(
             let share = weights[j];
             // A masked key's V is not read, so nothing of it can reach the row.
             if (share != 0.0) {
-                let v_row = value_row(b, tile + j - parameters.key_first, k);
+                let v_row = value_row(b, key_slot(b, tile + j), k);
                 for (var i = 0u; i < CHUNKS; i++) {
                     sums[i] += share * load_value(v_row, thread + i * WORKGROUP);
                 }

@@ -61,7 +61,7 @@ fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32) -> vec4f {
         var eight = vec4f();
         for (var i = 0u; i < 8u; i++) {
             if (s + i < end) {
-                eight += load_value(value_row(b, s + i - parameters.key_first, k), chunk);
+                eight += load_value(value_row(b, key_slot(b, s + i), k), chunk);
             }
         }
         sum += eight;

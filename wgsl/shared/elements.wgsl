@@ -16,6 +16,35 @@ fn unpack_bf16(word: u32) -> vec2f {
 %% endif
 {%- endmacro %}
 
+{# Four values of a type of at most 8 bits from the bytes of one word, or of int4 ("u8") from its lower half. #}
+{% macro unpack_four(dtype) -%}
+%% if dtype == "i8"
+fn unpack_i8(word: u32) -> vec4f {
+    return vec4f(bitcast<vec4i>(vec4u(word << 24u, word << 16u, word << 8u, word)) >> vec4u(24u));
+}
+%% elif dtype == "u8"
+fn unpack_u8(word: u32) -> vec4f {
+    return vec4f(bitcast<vec4i>(vec4u(word << 28u, word << 24u, word << 20u, word << 16u)) >> vec4u(28u));
+}
+%% elif dtype == "f8e4m3"
+// As float16 with the same mantissa, whose exponent is 8 too low; all ones, of e4m3 the only NaN, become one of float16.
+fn widen_f8e4m3(bytes: u32) -> vec2f {
+    let apart = (bytes & 0xffu) | ((bytes & 0xff00u) << 8u);
+    let ones = ((apart & 0x007f007fu) + 0x00010001u) & 0x00800080u;
+    return 256.0 * unpack2x16float(((apart & 0x00800080u) << 8u) | ((apart & 0x007f007fu) << 7u) | (ones * 0xf8u));
+}
+
+fn unpack_f8e4m3(word: u32) -> vec4f {
+    return vec4f(widen_f8e4m3(word & 0xffffu), widen_f8e4m3(word >> 16u));
+}
+%% elif dtype == "f8e5m2"
+fn unpack_f8e5m2(word: u32) -> vec4f {
+    let low = unpack2x16float(((word & 0xffu) << 8u) | ((word & 0xff00u) << 16u));
+    return vec4f(low, unpack2x16float(((word >> 8u) & 0xff00u) | (word & 0xff000000u)));
+}
+%% endif
+{%- endmacro %}
+
 {% macro pack_pair(dtype) -%}
 %% if dtype == "f16"
 fn pack_f16(pair: vec2f) -> u32 {
@@ -35,16 +64,28 @@ fn pack_bf16(pair: vec2f) -> u32 {
 %% endif
 {%- endmacro %}
 
-{# Elements 4 · chunk to 4 · chunk + 3 of the row that starts at element `row`; zero from element `live` on. #}
-{% macro row_reader(name, dtype, quads, live, exact) -%}
-fn load_{{ name }}(row: u32, chunk: u32) -> vec4f {
+{# Elements 4 · chunk to 4 · chunk + 3 of the row that starts at element `row`; zero from element `live` on. Rows of
+   int4 ("u8") are counted in bytes, two elements each, and start at whole words. #}
+{% macro row_reader(name, dtype, quads, live, exact, prefix="load") -%}
+fn {{ prefix }}_{{ name }}(row: u32, chunk: u32) -> vec4f {
 %% if not exact
     let first = 4u * chunk;
     if (first >= {{ live }}) {
         return vec4f();
     }
 %% endif
-%% if quads and dtype == "f32"
+%% if dtype in ("i8", "u8", "f8e4m3", "f8e5m2") and (quads or dtype == "u8")
+%% if dtype == "u8"
+    let four = unpack_u8({{ name }}[row / 4u + chunk / 2u] >> (16u * (chunk % 2u)));
+%% else
+    let four = unpack_{{ dtype }}({{ name }}[row / 4u + chunk]);
+%% endif
+%% if exact
+    return four;
+%% else
+    return select(vec4f(), four, vec4u(0u, 1u, 2u, 3u) < vec4u({{ live }} - first));
+%% endif
+%% elif quads and dtype == "f32"
     return {{ name }}[row / 4u + chunk];
 %% elif quads
     let words = {{ name }}[row / 4u + chunk];
@@ -70,6 +111,38 @@ fn load_{{ name }}(row: u32, chunk: u32) -> vec4f {
 }
 {%- endmacro %}
 
+{# Four elements of a word of `unit` bytes: number `quad` of those that it holds. #}
+{% macro quad_of(dtype, unit, word, quad) -%}
+{% if dtype == "f32" %}bitcast<vec4f>({{ word }})
+{%- elif dtype in ("f16", "bf16") %}vec4f(unpack_{{ dtype }}({{ word }}.{{ "xz"[quad] }}), unpack_{{ dtype }}({{ word }}.{{ "yw"[quad] }}))
+{%- else %}unpack_{{ dtype }}({{ word }}{{ "." + "xyzw"[quad] if unit > 4 }})
+{%- endif %}
+{%- endmacro %}
+
+{# How many times four elements a word of `unit` bytes holds. #}
+{% macro quads_of(dtype, unit) -%}
+{{ unit // {"f32": 16, "f16": 8, "bf16": 8}.get(dtype, 4) }}
+{%- endmacro %}
+
+{# row_reader for a binding of words of `unit` bytes, in rows that start and end with one. #}
+{% macro unit_reader(name, dtype, unit, prefix="load") -%}
+{% set quads = quads_of(dtype, unit) | int %}
+fn {{ prefix }}_{{ name }}(row: u32, chunk: u32) -> vec4f {
+    let word = {{ name }}[row / {{ 4 * quads }}u + chunk / {{ quads }}u];
+%% if quads == 1
+    return {{ quad_of(dtype, unit, "word", 0) }};
+%% else
+    var four = {{ quad_of(dtype, unit, "word", 0) }};
+%% for quad in range(1, quads)
+    if (chunk % {{ quads }}u == {{ quad }}u) {
+        four = {{ quad_of(dtype, unit, "word", quad) }};
+    }
+%% endfor
+    return four;
+%% endif
+}
+{%- endmacro %}
+
 {# One element, at an index that counts elements from the binding's start. #}
 {% macro element_reader(name, dtype, quads) -%}
 fn element_{{ name }}(index: u32) -> f32 {
@@ -79,6 +152,8 @@ fn element_{{ name }}(index: u32) -> f32 {
 %% else
     return {{ name }}[index];
 %% endif
+%% elif dtype in ("i8", "f8e4m3", "f8e5m2")
+    return unpack_{{ dtype }}({{ name }}[index / 4u])[index % 4u];
 %% else
 %% if quads
     let word = {{ name }}[index / 4u][(index / 2u) % 2u];

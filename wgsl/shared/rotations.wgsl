@@ -21,9 +21,10 @@ fn turned(a: vec2f, b: vec2f) -> vec2f {
 }
 {% endmacro %}
 
-{# Elements 4 · chunk to 4 · chunk + 3 of a row at a position. `rope`: how pairs lie, as in AttentionProblem. #}
-{% macro rotated_reader(name, rope) -%}
-fn load_{{ name }}_rotated(row: u32, chunk: u32, position: i32) -> vec4f {
+{# Elements 4 · chunk to 4 · chunk + 3 of a row at a position. `rope`: how pairs lie, as in AttentionProblem; `row_type`:
+   what says where a row lies. #}
+{% macro rotated_reader(name, rope, row_type="u32") -%}
+fn load_{{ name }}_rotated(row: {{ row_type }}, chunk: u32, position: i32) -> vec4f {
     let plain = load_{{ name }}(row, chunk);
     let first = 4u * chunk;
     let pairs = parameters.rope_pairs;
@@ -55,7 +56,12 @@ fn load_{{ name }}_rotated(row: u32, chunk: u32, position: i32) -> vec4f {
         if (element < 2u * pairs) {
             let upper = element >= pairs;
             let pair = select(element, element - pairs, upper);
-            let other = element_{{ name }}(row + select(element + pairs, element - pairs, upper));
+            let partner = select(element + pairs, element - pairs, upper);
+%% if row_type == "u32"
+            let other = element_{{ name }}(row + partner);
+%% else
+            let other = load_{{ name }}(row, partner / 4u)[partner % 4u];
+%% endif
             let turn = rotation(position, pair);
             four[i] = plain[i] * turn.x + select(-turn.y, turn.y, upper) * other;
         }

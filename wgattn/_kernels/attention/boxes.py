@@ -36,31 +36,37 @@ class Box:
         return self.size("b0") * self.size("b1")
 
 
-# The axes of an operand that a box cuts; query, out, key and value have their elements behind them.
+# The axes of an operand that a box cuts; query, out, key, value and scales have their elements behind them.
 _AXES = {
     "query": ("b0", "b1", "t", "n"),
     "out": ("b0", "b1", "t", "n"),
     "key": ("b0", "b1", "s", "k"),
     "value": ("b0", "b1", "s", "k"),
+    "scales": ("b0", "b1", "s", "k"),
     "bias": ("b0", "b1", "n", "t", "s"),
     "mask": ("b0", "b1", "n", "t", "s"),
 }
 
 
-def cut(name: str, operand: Operand, box: Box, group: int) -> Operand:
-    """The part of an operand that a box touches."""
+POOLED = ("key", "value", "scales")
+
+
+def cut(name: str, operand: Operand, box: Box, group: int, pooled: bool = False) -> Operand:
+    """The part of an operand that a box touches; of `pooled` keys, whose pages lie anywhere, every token."""
     shape, offset = list(operand.shape), operand.offset
     for axis, letter in enumerate(_AXES[name]):
+        if letter == "s" and pooled and name in POOLED:
+            continue
         first, end = (box.n[0] // group, -(-box.n[1] // group)) if letter == "k" else getattr(box, letter)
         offset += first * operand.strides[axis]
         shape[axis] = end - first
     return Operand(operand.dtype, tuple(shape), operand.strides, offset)
 
 
-def whole(operands: Mapping[str, Operand]) -> Box:
-    """The box of a whole call."""
+def whole(operands: Mapping[str, Operand], keys: int | None = None) -> Box:
+    """The box of a whole call; `keys` is S where key is a pool."""
     b0, b1, rows, heads, _ = operands["query"].shape
-    return Box((0, b0), (0, b1), (0, heads), (0, rows), (0, operands["key"].shape[2]))
+    return Box((0, b0), (0, b1), (0, heads), (0, rows), (0, operands["key"].shape[2] if keys is None else keys))
 
 
 def cut_to_limits(
@@ -72,21 +78,29 @@ def cut_to_limits(
     whole_groups: bool = False,
     fits: Fits | None = None,
     most_work: int | None = None,
+    pooled_keys: int | None = None,
 ) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
     """Boxes of rows (each over all keys) and ranges of keys, by halving, so that every operand can be bound.
 
     `partial_row_bytes` are the bytes of partial sums a part of the keys, query row and head; they are written where
     there is more than one part, each range of keys being `splits` of them. `whole_groups` keeps the query heads of a
     key/value head in one box; `fits` says whether a part of an operand can be given to the kernel, if not by what can
-    be bound; `most_work` is how many multiplications a box should have. Raises UnsupportedError where no box is small
-    enough to be bound.
+    be bound; `most_work` is how many multiplications a box should have; `pooled_keys` is S where key and value are
+    pools. Raises UnsupportedError where no box is small enough to be bound.
     """
-    all_of = whole(operands)
+    all_of = whole(operands, pooled_keys)
+    pooled = pooled_keys is not None
     group = operands["query"].shape[3] // operands["key"].shape[3]
     step = replace(all_of, s=(0, min(all_of.s[1], max_keys or all_of.s[1])))
     can = fits or (lambda name, part: binds(part, limits))
+    for name in POOLED if pooled else ():
+        if name in operands and not can(name, operands[name]):
+            raise UnsupportedError(
+                f"the pool of {name} pages has {_nbytes(operands[name]):,} bytes, more than this device gives to a "
+                f"kernel at once (bindings of {limits.binding_bytes:,} bytes); use fewer pages, or several caches"
+            )
     while (
-        name := _too_large(operands, step, group, limits, partial_row_bytes, splits, all_of.s[1], can)
+        name := _too_large(operands, step, group, limits, partial_row_bytes, splits, all_of.s[1], can, pooled)
         or _too_long(operands, step, most_work)
     ) is not None:
         axis = _longest_axis(
@@ -113,8 +127,13 @@ def cut_to_limits(
 
 def binds(operand: Operand, limits: Limits) -> bool:
     """Whether one binding reaches all that an operand touches."""
-    span, _ = bound_bytes(operand, "", limits.offset_alignment)
-    return (span.nbytes or 0) <= limits.binding_bytes
+    return _nbytes(operand, limits.offset_alignment) <= limits.binding_bytes
+
+
+def _nbytes(operand: Operand, alignment: int = 4) -> int:
+    """The bytes that a binding of an operand spans."""
+    span, _ = bound_bytes(operand, "", alignment)
+    return span.nbytes or 0
 
 
 def _too_large(
@@ -126,9 +145,10 @@ def _too_large(
     splits: int,
     keys: int,
     fits: Fits,
+    pooled: bool,
 ) -> str | None:
     for name in operands.keys() & _AXES.keys():
-        if not fits(name, cut(name, operands[name], box, group)):
+        if not fits(name, cut(name, operands[name], box, group, pooled)):
             return name
     parts = -(-keys // box.size("s")) * splits
     rows = box.batch * box.size("n") * box.size("t")

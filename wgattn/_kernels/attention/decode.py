@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.families import reads_floats
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import plan_buffers, splits_for
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
@@ -57,15 +56,13 @@ def share_of(problem: AttentionProblem, profile: DeviceProfile) -> Share | None:
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
-    if not (reads := reads_floats(problem)):
-        return reads
     if problem.queries != "one":
         return unsupported("it takes T = 1 alone")
     if max(problem.head_dim, problem.value_dim) > MAX_DIM:
         return unsupported(f"it takes head dims up to {MAX_DIM}")
     if share_of(problem, profile) is None:
         return unsupported(f"one head needs more than {profile.limits.workgroup_bytes:,} bytes of workgroup memory")
-    return SUPPORTED
+    return enough_buffers(problem, profile)
 
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:

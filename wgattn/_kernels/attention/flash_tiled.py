@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.families import reads_floats
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import plan_buffers, splits_for
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
@@ -100,8 +99,6 @@ def heads_of(problem: AttentionProblem, tile: Tile) -> int:
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
-    if not (reads := reads_floats(problem)):
-        return reads
     if max(problem.head_dim, problem.value_dim) > MAX_DIM:
         return unsupported(f"head dims above {MAX_DIM} are not tiled")
     if tile_of(problem, profile) is None:
@@ -109,7 +106,7 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
         return unsupported(
             f"its least tile needs {least:,} bytes of workgroup memory, of {profile.limits.workgroup_bytes:,} there"
         )
-    return SUPPORTED
+    return enough_buffers(problem, profile)
 
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:

@@ -12,7 +12,7 @@ import numpy as np
 
 from wgattn._dtypes import float32, short_name
 from wgattn._kernels.attention.boxes import Box, cut
-from wgattn._kernels.attention.problem import ROW_OPERANDS, TAILED, AttentionProblem, Call, scale_of
+from wgattn._kernels.attention.problem import ROW_OPERANDS, TAILED, AttentionProblem, Call, key_count, scale_of
 from wgattn._kernels.kernel import (
     Binding,
     Bytes,
@@ -30,6 +30,7 @@ LOG2_E = 1.4426950408889634
 FAR = 1 << 30  # bounds beyond it are the same as unbounded, and adding two of them stays within int32
 
 _AXES = {"query": ("t", "n"), "key": ("s", "k"), "value": ("s", "k"), "out": ("t", "n")}
+_DENSE = {"bias": ("n", "t", "s"), "mask": ("n", "t", "s"), "scales": ("s", "k")}
 
 
 def texel_dtype(problem: AttentionProblem, name: str) -> np.dtype:
@@ -71,14 +72,21 @@ def source_names(problem: AttentionProblem) -> tuple[str, ...]:
     return tuple(name for names in bound_sources(problem) for name in names if name)
 
 
-def bindings(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ...] = ()) -> tuple[Binding, ...]:
-    """The resources in binding order. A partial kernel writes sums for the merge instead of out and residual."""
+def bindings(
+    problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ...] = (), unit: int = 0
+) -> tuple[Binding, ...]:
+    """The resources in binding order. A partial kernel writes sums for the merge instead of out and residual.
+
+    `unit`: key and value are bound as words of so many bytes, 4, 8 or 16, whatever their elements are.
+    """
     dtypes = {"query": problem.query_dtype, "key": problem.key_dtype, "value": problem.value_dtype}
     found = []
     for name, dtype in dtypes.items():
         if name in unbuffered:
             texel = texel_dtype(problem, name)
             found.append(Binding(name, "texture", "rgba32float" if texel == float32 else "rgba32uint"))
+        elif unit and name != "query":
+            found.append(Binding(name, "read", {4: "u32", 8: "vec2<u32>", 16: "vec4<u32>"}[unit]))
         else:
             found.append(Binding(name, "read", storage_element(dtype, name in problem.vectors)))
     if partial:
@@ -91,6 +99,9 @@ def bindings(problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ..
         found.append(Binding("bias", "read", "u32"))
     if problem.mask:
         found.append(Binding("mask", "read", "u32"))
+    if problem.scales:
+        texture = "scales" in unbuffered
+        found.append(Binding("scales", "texture", "rgba32float") if texture else Binding("scales", "read", "f32"))
     if row_names(problem, source_names(problem)):
         found.append(Binding("rows", "read", "u32"))
     if problem.rope is not None and not {"query", "key"} <= set(unbuffered):
@@ -109,9 +120,13 @@ def parameters(
     for name, axes in _AXES.items():
         if name not in unbuffered:
             fields += _words(*(f"{name}_{field}" for field in ("at", "b0", "b1", *axes)))
-    for name, there in (("bias", problem.bias is not None), ("mask", problem.mask)):
-        if there:
-            fields += _words(*(f"{name}_{field}" for field in ("at", "b0", "b1", "n", "t", "s")))
+    for name, there in (("bias", problem.bias is not None), ("mask", problem.mask), ("scales", problem.scales)):
+        if there and name not in unbuffered:
+            fields += _words(*(f"{name}_{field}" for field in ("at", "b0", "b1", *_DENSE[name])))
+    if problem.paged:
+        fields += _words("page_bits", "pool_pages")
+    if problem.ring:
+        fields += _words("pinned")
     fields.append(("scale", "f32"))
     if problem.softcap:
         fields.append(("softcap", "f32"))
@@ -129,7 +144,7 @@ def _words(*names: str) -> list[tuple[str, Scalar]]:
 
 
 def constants(
-    problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ...] = ()
+    problem: AttentionProblem, partial: bool, unbuffered: tuple[str, ...] = (), unit: int = 0
 ) -> tuple[tuple[str, object], ...]:
     """What the shared hooks need to see when they are composed."""
     dtypes = {"query": problem.query_dtype, "key": problem.key_dtype, "value": problem.value_dtype}
@@ -139,9 +154,11 @@ def constants(
         ("PARTIAL", partial),
         ("NATURAL", problem.bias is not None),
         ("UNBUFFERED", unbuffered),
+        ("unit", unit),
         ("HEAD_DIM", problem.head_dim),
         ("VALUE_DIM", problem.value_dim),
         ("names_16_bit", tuple(name for name in ("f16", "bf16") if name in named)),
+        ("names_8_bit", tuple(name for name in ("f8e4m3", "f8e5m2", "i8", "u8") if name in named)),
         ("out_name", short_name(problem.out_dtype)),
         ("bias_name", "" if problem.bias is None else short_name(problem.bias)),
         ("rows_read", tuple((n, short_name(d), "Hv" if n == "value" else "H") for n, d in dtypes.items())),
@@ -199,12 +216,12 @@ def resources_and_values(
     unbuffered: tuple[str, ...] = (),
 ) -> tuple[dict[str, Bytes | str], dict[str, float]]:
     """What a launch over `box` binds, and the values of the shared parameters (without parts, which the plan sets)."""
-    query, key, value = operands["query"], operands["key"], operands["value"]
+    query, key = operands["query"], operands["key"]
     group = query.shape[3] // key.shape[3]
     values: dict[str, float] = {
-        "batch": box.batch, "T": box.size("t"), "T_all": query.shape[2], "S": key.shape[2],
+        "batch": box.batch, "T": box.size("t"), "T_all": query.shape[2], "S": key_count(call, operands),
         "N": box.size("n"), "N_all": query.shape[3],
-        "G": group, "H": query.shape[4], "Hv": value.shape[4], "B1": box.size("b1"), "B1_all": query.shape[1],
+        "G": group, "H": query.shape[4], "Hv": operands["out"].shape[4], "B1": box.size("b1"), "B1_all": query.shape[1],
         "b0_first": box.b0[0], "b1_first": box.b1[0], "n_first": box.n[0], "k_first": box.n[0] // group,
         "t_first": box.t[0], "key_first": box.s[0], "key_end": box.s[1],
     }  # fmt: skip
@@ -212,16 +229,17 @@ def resources_and_values(
     for name, axes in _AXES.items():
         if name in unbuffered:
             continue
-        part = cut(name, operands[name], box, group)
-        resources[name], at = bound_bytes(part, name, alignment)
-        strides = zip(("b0", "b1", *axes), part.strides, strict=False)
-        values |= {f"{name}_at": at} | {f"{name}_{axis}": stride % 2**32 for axis, stride in strides}
-    for name in ("bias", "mask"):
-        if name in operands:
-            part = cut(name, operands[name], box, group)
-            resources[name], at = bound_bytes(part, name, alignment)
-            strides = zip(("b0", "b1", "n", "t", "s"), part.strides, strict=True)
-            values |= {f"{name}_at": at} | {f"{name}_{axis}": stride % 2**32 for axis, stride in strides}
+        resources[name], placed = _placed(name, axes, cut(name, operands[name], box, group, problem.paged), alignment)
+        values |= placed
+    for name, axes in _DENSE.items():
+        if name in operands and name not in unbuffered:
+            part = cut(name, operands[name], box, group, problem.paged)
+            resources[name], placed = _placed(name, axes, part, alignment)
+            values |= placed
+    if call.page_size is not None:
+        values |= {"page_bits": call.page_size.bit_length() - 1, "pool_pages": key.shape[2] // call.page_size}
+    if call.ring is not None:
+        values["pinned"] = call.ring
     # Logits are in base 2 unless a bias is added (see hooks.wgsl); a cap needs them natural until it is applied.
     folded = problem.bias is None and not problem.softcap
     values["scale"] = scale_of(call, query.shape[4]) * (LOG2_E if folded else 1.0)
@@ -237,3 +255,12 @@ def resources_and_values(
     if rows.resource is not None:
         resources["rows"] = rows.resource
     return resources, values
+
+
+def _placed(name: str, axes: tuple[str, ...], part: Operand, alignment: int) -> tuple[Bytes, dict[str, float]]:
+    """What is bound of an operand, and the parameters that say where its rows lie in it."""
+    bound, at = bound_bytes(part, name, alignment)
+    values: dict[str, float] = {f"{name}_at": at}
+    for axis, stride in zip(("b0", "b1", *axes), part.strides, strict=False):
+        values[f"{name}_{axis}"] = stride % 2**32
+    return bound, values

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 from wgattn._kernels.attention import merge
 from wgattn._kernels.attention.boxes import Box, cut_to_limits, whole
-from wgattn._kernels.attention.inputs import gather_rows, resources_and_values
-from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.attention.inputs import bindings, gather_rows, resources_and_values
+from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.attention.textures import Textures
 from wgattn._kernels.kernel import (
+    SUPPORTED,
+    Binding,
     Bytes,
     Copy,
     CopyToTexture,
@@ -16,9 +18,11 @@ from wgattn._kernels.kernel import (
     Operand,
     Plan,
     Scratch,
+    Support,
     Texture,
     Variant,
     fold_workgroups,
+    unsupported,
 )
 from wgattn._runtime.profile import DeviceProfile
 
@@ -32,6 +36,20 @@ def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfi
     """Into how many parts the keys are split, so that few rows fill a device. A device may be tuned: `workgroups`."""
     busy = dict(profile.tuned).get("workgroups", BUSY_WORKGROUPS[profile.kind])
     return max(1, min(busy // max(workgroups, 1), keys // least_keys))
+
+
+def storage_buffers(bindings: tuple[Binding, ...]) -> int:
+    return sum(binding.access in ("read", "write") for binding in bindings)
+
+
+def enough_buffers(problem: AttentionProblem, profile: DeviceProfile) -> Support:
+    """Whether a kernel that reads buffers alone can bind all that the problem has, in parts if need be."""
+    needed, most = storage_buffers(bindings(problem, True)), profile.limits.storage_buffers
+    if needed > most:
+        return unsupported(
+            f"its operands are {needed} storage buffers, of {most} that a kernel has here; put the mask into the bias"
+        )
+    return SUPPORTED
 
 
 def plan_buffers(
@@ -55,7 +73,8 @@ def plan_buffers(
     times longer a multiplication takes than in a fast family.
     """
     limits = profile.limits
-    splits = splits_of(whole(operands))
+    keys = key_count(call, operands)
+    splits = splits_of(whole(operands, keys))
     most_work = MOST_WORK[profile.kind]
     boxes, key_spans = cut_to_limits(
         operands,
@@ -66,8 +85,11 @@ def plan_buffers(
         whole_groups=whole_groups,
         fits=None if textures is None else textures.fits,
         most_work=None if most_work is None else most_work // slowness,
+        pooled_keys=keys if problem.paged else None,
     )
-    partial = splits > 1 or len(key_spans) > 1
+    # A call with everything there is binds a residual too many for some devices: the merge writes it.
+    crowded = storage_buffers(variant_of(False).bindings) > limits.storage_buffers
+    partial = splits > 1 or len(key_spans) > 1 or crowded
     variant = variant_of(partial)
     rows = gather_rows(problem, operands, operands["query"].shape[0] * operands["query"].shape[1])
     steps: list[Launch | Copy | CopyToTexture] = list(rows.steps)

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.families import reads_floats
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import plan_buffers
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant
@@ -22,7 +21,7 @@ def workgroup_bytes() -> int:
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
-    return reads_floats(problem)
+    return enough_buffers(problem, profile)
 
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:

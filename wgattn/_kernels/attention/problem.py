@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from wgattn._dtypes import short_name
+from wgattn._dtypes import short_name, uint8
 from wgattn._kernels.kernel import Operand
 from wgattn._kernels.rotation import Rope
 
@@ -122,6 +122,7 @@ class AttentionProblem:
     paged: bool  # key, value and scales are pools of pages, which the operand `pages` deals to the batch
     ring: bool  # slots hold keys in turn: key_position, not the slot, says where a key sits
     scales: bool  # key and value are int8 or packed int4 (uint8), with float32 scales
+    aligned: int  # rows of key and value start and end at multiples of so many bytes: 16, 8, 4, or 0 for fewer
 
     @property
     def dense(self) -> bool:
@@ -167,10 +168,14 @@ def query_class(queries: int) -> QueryClass:
 
 
 def vectorized(operand: Operand) -> bool:
-    """Whether four consecutive elements of a row always start at a multiple of four elements."""
+    """Whether four consecutive elements of a row always start at a multiple of four elements.
+
+    They end at one too, but for elements of one byte, which are read a word at a time wherever a row ends.
+    """
     *outer, inner = operand.strides
     sized = [stride for stride, size in zip(outer, operand.shape, strict=False) if size > 1]
-    return inner == 1 and all(n % 4 == 0 for n in (operand.shape[-1], operand.offset, *sized))
+    ends = (operand.shape[-1],) if operand.itemsize > 1 else ()
+    return inner == 1 and all(n % 4 == 0 for n in (*ends, operand.offset, *sized))
 
 
 def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
@@ -213,7 +218,18 @@ def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
         paged="pages" in operands,
         ring=call.ring is not None,
         scales="scales" in operands,
+        aligned=_aligned(key, value),
     )
+
+
+def _aligned(*operands: Operand) -> int:
+    """The most bytes, up to 16, that rows can be read by at a time; 0 for rows of packed int4."""
+    steps = [16]
+    for operand in operands:
+        sized = [stride for stride, size in zip(operand.strides[:-1], operand.shape, strict=False) if size > 1]
+        steps += [n * operand.itemsize for n in (operand.shape[-1], operand.offset, *sized)]
+    step = math.gcd(*steps)
+    return step if step >= 4 and all(o.strides[-1] == 1 and o.dtype != uint8 for o in operands) else 0
 
 
 def key_count(call: Call, operands: Mapping[str, Operand]) -> int:
