@@ -7,17 +7,13 @@ import numpy as np
 from wgattn._dtypes import FLOATS, float8_e4m3fn, float8_e5m2, float32, int8, uint8
 from wgattn._kernels.attention.problem import Call
 
+from .cache_rules import scale_count
 from .graph import Aval, describe
 
 
 def row_elements(dtype: np.dtype, dim: int) -> int:
     """The elements that hold a head's row of `dim` values: those of uint8, packed int4, are bytes of whole blocks."""
-    return 16 * -(-dim // 32) if dtype == uint8 else dim
-
-
-def row_scales(dtype: np.dtype, dim: int) -> int:
-    """How many scales such a row has: one a block of int4, one for int8, none for floats."""
-    return -(-dim // 32) if dtype == uint8 else int(dtype == int8)
+    return 16 * scale_count(dtype, dim) if dtype == uint8 else dim
 
 
 def check_storage(call: Call, given: Mapping[str, Aval], dims: tuple[int, int]) -> None:
@@ -27,7 +23,7 @@ def check_storage(call: Call, given: Mapping[str, Aval], dims: tuple[int, int]) 
         known = FLOATS if name == "query" else (*FLOATS, float8_e4m3fn, float8_e5m2, int8, uint8)
         if given[name].dtype not in known:
             raise TypeError(f"attention: {name} must not be {given[name].dtype.name}")
-    counts = tuple(row_scales(x.dtype, dim) for x, dim in zip((key, value), dims, strict=True))
+    counts = tuple(scale_count(x.dtype, dim) for x, dim in zip((key, value), dims, strict=True))
     if any(counts) and key.dtype != value.dtype:
         raise TypeError(f"attention: key {key.dtype.name} and value {value.dtype.name} must be quantised alike")
     if "scales" in given or any(counts):
