@@ -139,7 +139,7 @@ def _give_up(
     arrays: list[Array], inputs: list[Stored], donated: list[int], name: str, traced: Traced
 ) -> frozenset[int]:
     """Let donated Arrays die. Gives those whose memory nothing else needs, which the program may write over."""
-    free = set()
+    held: dict[int, ref[Step]] = {}
     returned = {x for kind, x in traced.sources if kind == "argument"}
     dead = Dead(
         f"this Array was donated to {name}, which may have written over its memory. Use what {name} returned, or leave "
@@ -150,9 +150,8 @@ def _give_up(
         shared = stored.shared or i in returned or sum(other.buffer is stored.buffer for other in inputs) > 1
         if i in returned:
             arrays[i] = of(leaf(stored, aval, known(array._step, array._result)))
-        watched = ref(array._step)
+        if not shared:
+            held[i] = ref(array._step)
         array._step, array._result = leaf(dead, aval), 0
-        # Steps that are yet to be computed, and functions that captured the value, hold the old step.
-        if watched() is None and not shared:
-            free.add(i)
-    return frozenset(free)
+    # Steps that are yet to be computed, and functions that captured a value, hold its old step.
+    return frozenset(i for i, step in held.items() if step() is None)
