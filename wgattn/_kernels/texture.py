@@ -1,22 +1,22 @@
 """Rows of heads laid out as a texture, and the steps that bring them there from a buffer.
 
 On CPU adapters a read of a storage texture costs a fifteenth of a read of a storage buffer. A texel holds 16 bytes of
-one head's row: four float32 or eight 16-bit elements. A row of texels is one token with its heads side by side; 8,192
-rows make a block of columns, the next ones the block to its right.
+one head's row: four float32, eight 16-bit or sixteen 8-bit elements, or 32 of packed int4. A row of texels is one token
+with its heads side by side; 8,192 rows make a block of columns, the next ones the block to its right.
 
 Rows that need no padding, cast or rotation are copied by the queue, which takes rows a multiple of 256 bytes apart.
 Tokens that are shorter lie side by side in a row of texels, all heads of one after the other, or each head's own run.
-Anything else is gathered by a kernel.
+Anything else is gathered by a kernel, which follows a table of pages and dequantises what it rotates.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
-from wgattn._dtypes import float32, short_name
+from wgattn._dtypes import float32, short_name, uint8
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.kernel import (
     Binding,
@@ -51,7 +51,7 @@ class Texels:
     one head lie together.
     """
 
-    dtype: np.dtype
+    dtype: np.dtype  # uint8 is packed int4, two values an element
     dim: int
     batch: int
     tokens: int
@@ -105,7 +105,7 @@ class Texels:
     def values(self, name: str) -> dict[str, int]:
         """What a shader that reads the texture of `name` is told of it, by parameter: see texels.wgsl."""
         return {
-            f"{name}_rows": self.entry_rows,
+            f"{name}_rows": self.entry_rows if self.batch > 1 else 0,
             f"{name}_side": self.side.bit_length() - 1,
             f"{name}_width": self.block_width,
             f"{name}_token": self.token_step,
@@ -147,6 +147,9 @@ def _entries(source: Operand, texels: Texels) -> tuple[bool, int, int]:
     return (True, 1, b0 * b1 * tokens) if one else (False, b0 * b1, tokens)
 
 
+Row = tuple[int, int, int]  # where a small run-time array lies in a buffer: its first element, steps a B0 and a B1
+
+
 @dataclass(frozen=True, slots=True)
 class Rotation:
     """Rotary embedding on the way: a token stands at `first` + its index + the run-time int32 of its batch entry."""
@@ -154,11 +157,34 @@ class Rotation:
     style: str  # half4, half or interleaved, as in AttentionProblem
     pairs: int
     first: int
-    offset: tuple[Bytes, int, int, int] | None = None  # where offsets lie: the first one, steps a B0 and a B1
+    offset: tuple[Bytes, int, int, int] | None = None  # the buffer of offsets, and a Row of it
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Which rows of a cache are read: key `first` + token of each sequence, as far as its length goes.
+
+    With `pages` the source is a pool, the same for all sequences: `tokens` of each are gathered from it.
+    """
+
+    first: int = 0
+    rows: Bytes | None = None  # the buffer of the small arrays below
+    lengths: Row | None = None
+    pages: Row | None = None
+    page_size: int = 1
+    tokens: int = 0
+    ring: tuple[int, int] | None = None  # slots and pinned ones of a ring; its keys are rotated at their positions
+    scales: Operand | None = None  # what the rows are dequantised by as they are rotated
 
 
 def fill(
-    source: Operand, name: str, texels: Texels, texture: str, limits: Limits, rotation: Rotation | None = None
+    source: Operand,
+    name: str,
+    texels: Texels,
+    texture: str,
+    limits: Limits,
+    rotation: Rotation | None = None,
+    held: Held = Held(),
 ) -> tuple[Launch | CopyToTexture, ...]:
     """The steps that bring `source` (B0, B1, L, heads, D) from buffer `name` to `texture`; D has stride 1.
 
@@ -167,7 +193,8 @@ def fill(
     if texels.copied:
         return tuple(_copies(source, name, texels, texture))
     return tuple(
-        _launch(source, part, first, name, texels, texture, limits, rotation) for part, first in _parts(source, limits)
+        _launch(source, part, first, name, texels, texture, limits, rotation, held)
+        for part, first in _parts(source, limits)
     )
 
 
@@ -224,27 +251,56 @@ _SIZES: tuple[tuple[str, Scalar], ...] = tuple(
     (name, "u32")
     for name in (
         "count", "B1", "tokens", "heads", "H", "head_width", "block_width", "row_first", "row_b0", "row_b1",
-        "head_first", "source_at", *(f"source_{axis}" for axis in _AXES),
+        "head_first", "source_at", "first", *(f"source_{axis}" for axis in _AXES),
     )
 )  # fmt: skip
-_ROTATION: tuple[tuple[str, Scalar], ...] = (("rope_pairs", "u32"), ("position", "i32"))
-_OFFSET: tuple[tuple[str, Scalar], ...] = tuple((f"offset_{field}", "u32") for field in ("at", "b0", "b1"))
+_ROTATION: tuple[tuple[str, Scalar], ...] = (("rope_pairs", "u32"),)
+_PAGES: tuple[tuple[str, Scalar], ...] = tuple(
+    (name, "u32") for name in ("page_bits", "page_last", "part_first", "part_tokens")
+)
+_RING: tuple[tuple[str, Scalar], ...] = (("slots", "i32"), ("pinned", "i32"))
 
 
-def variant(source: np.dtype, quads: bool, exact: bool, texel: np.dtype, rotation: Rotation | None) -> Variant:
+def _place_of(name: str, *axes: str) -> tuple[tuple[str, Scalar], ...]:
+    return tuple((f"{name}_{field}", "u32") for field in ("at", *axes))
+
+
+def stored(dtype: np.dtype) -> bool:
+    """Whether elements are bytes of a type that does not compute: they are moved, or dequantised, a word at a time."""
+    return dtype.itemsize == 1
+
+
+def variant(
+    source: np.dtype, quads: bool, exact: bool, texel: np.dtype, rotation: Rotation | None, held: Held = Held()
+) -> Variant:
     """The kernel that gathers rows. `quads`: they can be read four elements at a time; `exact`: without padding."""
     words = [short_name(source), *([short_name(texel)] if texel != source else [])]
     words += ["quads"] * quads + ["padded"] * (not exact)
-    offset = rotation is not None and rotation.offset is not None
     bindings = [Binding("source", "read", storage_element(source, quads))]
     table = _SIZES
+    there = {
+        "offset": rotation is not None and rotation.offset is not None,
+        "lengths": held.lengths is not None,
+        "pages": held.pages is not None,
+    }
+    ring, scales = rotation is not None and held.ring is not None, rotation is not None and held.scales is not None
     if rotation is not None:
-        words += ["rope", rotation.style, *(["offset"] * offset)]
+        words += ["rope", rotation.style]
         bindings.append(Binding(TABLES, "read", "vec2<f32>"))
         table += _ROTATION
-        if offset:
-            bindings.append(Binding("offset", "read", "u32"))
-            table += _OFFSET
+    if any(there.values()):
+        bindings.append(Binding("rows", "read", "u32"))
+    for name, given in there.items():
+        if given:
+            words.append(name)
+            table += _place_of(name, "b0", "b1") + (_PAGES if name == "pages" else ())
+    if ring:
+        words.append("ring")
+        table += _RING
+    if scales:
+        words.append("scales")
+        bindings.append(Binding("scales", "read", "f32"))
+        table += _place_of("scales", *_AXES)
     bindings.append(Binding("texels", "write_texture", "rgba32float" if texel == float32 else "rgba32uint"))
     return Variant(
         family="texture",
@@ -255,10 +311,13 @@ def variant(source: np.dtype, quads: bool, exact: bool, texel: np.dtype, rotatio
             ("FOLD", FOLD),
             ("dtype", short_name(source)),
             ("texel", short_name(texel)),
+            ("stored", stored(source)),
             ("quads", quads),
             ("exact", exact),
             ("rope", None if rotation is None else rotation.style),
-            ("offset", offset),
+            ("rows_read", tuple(name for name, given in there.items() if given)),
+            ("wraps", ring),
+            ("scales", scales),
         ),
         bindings=tuple(bindings),
         parameters=Parameters(table),
@@ -274,28 +333,61 @@ def _launch(
     texture: str,
     limits: Limits,
     rotation: Rotation | None,
+    held: Held,
 ) -> Launch:
     B0, B1, tokens, heads, dim = source.shape
     sized = [s for s, n in zip(source.strides[:4], source.shape, strict=False) if n > 1]
-    quads = all(n % 4 == 0 for n in (dim, source.offset, *sized))
-    shader = variant(source.dtype, quads, dim == texels.dim, texels.dtype, rotation)
+    quads = all(n % 4 == 0 for n in (*((dim,) if not stored(source.dtype) else ()), source.offset, *sized))
+    width = 2 * dim if source.dtype == uint8 and texels.dtype == float32 else dim
+    exact = width >= texels.dim
+    shader = variant(source.dtype, quads, exact, texels.dtype, rotation, held)
     bound, at = bound_bytes(source, name, limits.offset_alignment)
-    count = B0 * B1 * tokens * heads * texels.head_width
     row_b1 = whole.shape[2]
+    first = held.first if rotation is None else rotation.first
+    values: dict[str, float] = {}
+    resources: dict[str, Bytes | str] = {"source": bound, "texels": texture}
+    if held.pages is not None:
+        values = {
+            "page_bits": held.page_size.bit_length() - 1, "page_last": max(row_b1 // held.page_size, 1) - 1,
+            "part_first": place[2], "part_tokens": tokens,
+        }  # fmt: skip
+        tokens = row_b1 = held.tokens
+        place = (place[0], place[1], 0, place[3])
     row_b0 = whole.shape[1] * row_b1
-    values = {
+    count = B0 * B1 * tokens * heads * texels.head_width
+    values |= {
         "count": count, "B1": B1, "tokens": tokens, "heads": heads, "H": dim, "head_width": texels.head_width,
         "block_width": texels.block_width, "row_first": place[0] * row_b0 + place[1] * row_b1 + place[2],
-        "row_b0": row_b0, "row_b1": row_b1, "head_first": place[3], "source_at": at,
+        "row_b0": row_b0, "row_b1": row_b1, "head_first": place[3], "source_at": at, "first": first + place[2],
     }  # fmt: skip
     values |= {f"source_{axis}": stride % 2**32 for axis, stride in zip(_AXES, source.strides, strict=False)}
-    resources: dict[str, Bytes | str] = {"source": bound, "texels": texture}
+    found: dict[str, Row | None] = {"lengths": held.lengths, "pages": held.pages}
+    if held.rows is not None:
+        resources["rows"] = held.rows
     if rotation is not None:
         resources[TABLES] = Bytes(TABLES)
-        values |= {"rope_pairs": rotation.pairs, "position": rotation.first + place[2]}
+        values["rope_pairs"] = rotation.pairs
         if rotation.offset is not None:
-            resources["offset"], offset_at, step_b0, step_b1 = rotation.offset
-            offset_at += place[0] * step_b0 + place[1] * step_b1
-            values |= {"offset_at": offset_at, "offset_b0": step_b0, "offset_b1": step_b1}
+            resources["rows"], *row = rotation.offset
+            found["offset"] = (row[0], row[1], row[2])
+        if held.ring is not None:
+            values |= {"slots": held.ring[0], "pinned": held.ring[1]}
+        if held.scales is not None:
+            part = _same_part(held.scales, source, values, place)
+            resources["scales"], scales_at = bound_bytes(part, "scales", limits.offset_alignment)
+            steps = zip(_AXES, part.strides, strict=False)
+            values |= {"scales_at": scales_at} | {f"scales_{axis}": step % 2**32 for axis, step in steps}
+    for word, row in found.items():
+        if row is not None:
+            at, step_b0, step_b1 = row
+            at += place[0] * step_b0 + place[1] * step_b1
+            values |= {f"{word}_at": at, f"{word}_b0": step_b0, f"{word}_b1": step_b1}
     groups = fold_workgroups(-(-count // WORKGROUP), limits.workgroups_per_dimension)
     return Launch(shader, resources, shader.parameters.pack(**values), groups)
+
+
+def _same_part(scales: Operand, source: Operand, values: Mapping[str, float], place: Place) -> Operand:
+    """The scales of a part of the rows."""
+    places = (place[0], place[1], int(values.get("part_first", place[2])), place[3])
+    offset = scales.offset + sum(n * step for n, step in zip(places, scales.strides, strict=False))
+    return replace(scales, shape=(*source.shape[:4], scales.shape[4]), offset=offset)

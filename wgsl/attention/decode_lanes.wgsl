@@ -1,17 +1,26 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% import "shared/texels.wgsl" as texels %}
-{% set quads = namespace(key=1 if key_texel == "f32" else 2, value=1 if value_texel == "f32" else 2) %}
-{% set key_texels, value_texels = HEAD_DIM // 4 // quads.key, VALUE_DIM // 4 // quads.value %}
+{% import "shared/ring.wgsl" as ring %}
+{% set quads = namespace(key=texels.quads(key_texel) | int, value=texels.quads(value_texel) | int) %}
+{% set key_chunks, value_chunks = HEAD_DIM // 4, VALUE_DIM // 4 %}
+{% set key_texels, value_texels = (key_chunks + quads.key - 1) // quads.key, (value_chunks + quads.value - 1) // quads.value %}
 {% set key_reads, value_reads = (key_texels + SUBGROUP - 1) // SUBGROUP, (value_texels + SUBGROUP - 1) // SUBGROUP %}
+{# Whether texels have room for more than a row: their last elements are not the row's. #}
+{% set key_open, value_open = key_texels * quads.key > key_chunks, value_texels * quads.value > value_chunks %}
+{% set found = problem.paged or problem.ring %}
+{% set key_scaled, value_scaled = key_texel in ("u8", "i8"), value_texel in ("u8", "i8") %}
 
 // Decode, head dims in lanes, for CPU adapters: a subgroup owns one key/value head, HEADS query heads of its group and
-// one part of its keys. A lane holds a texel of dims of the query rows and of their sums, and a turn takes one key: one
-// read of it serves all heads, and lanes add their products by shuffles. The body is small on purpose: with eight keys
+// one part of its keys. A lane holds a texel of dims of the query rows and of their sums, and a turn takes TURN keys: one
+// read of each serves all heads, and lanes add their products by shuffles. The body is small on purpose: with eight keys
 // unrolled it waits for its own instructions.
 
-{{ texels.place("key") }}
-{{ texels.place("value") }}
+%% if problem.ring
+{{ ring.position() }}
+
+%% endif
+{{ texels.keys(problem, stored_names, value_texel == "u8") }}
 fn scaled_query(row: u32, chunk: u32, b: u32, scale: f32) -> vec4f {
 %% if problem.rope is not none
     return scale * load_query_rotated(row, chunk, position_of(b, 0u));
@@ -43,7 +52,17 @@ fn decode_lanes(
     let end_key = min(first_key + parameters.part_keys, parameters.key_end);
     // Every key of this range is below its sequence's length, and no other is read.
     let keys = block_keys(b, 0u, 0u, first_key, end_key);
-    let kept = kept_keys(b, 0u);
+    var kept = kept_keys(b, 0u);
+%% if found or problem.empty_rows == "mean"
+    let length = key_length(b);
+%% endif
+%% if not found
+    // Keys that a turn takes past the last one are read again, and not kept.
+    kept.end = min(kept.end, i32(keys.y));
+%% if problem.keys.clauses | length > 1
+    kept.also_end = min(kept.also_end, i32(keys.y));
+%% endif
+%% endif
     let scale = query_scale(b);
 
     // Lanes past the row's end read its last texel again, and their products and sums are left out.
@@ -60,8 +79,14 @@ fn decode_lanes(
 %% for d in range(key_reads)
 %% for i in range(quads.key)
     let chunk_{{ g }}_{{ d }}_{{ i }} = {{ quads.key }}u * key_column_{{ d }} + {{ i }}u;
+%% if key_open
+    let read_{{ g }}_{{ d }}_{{ i }} = scaled_query(query_at_{{ g }}, min(chunk_{{ g }}_{{ d }}_{{ i }}, {{ key_chunks - 1 }}u), b, scale);
+    let there_{{ g }}_{{ d }}_{{ i }} = key_there_{{ d }} && chunk_{{ g }}_{{ d }}_{{ i }} < {{ key_chunks }}u;
+%% else
     let read_{{ g }}_{{ d }}_{{ i }} = scaled_query(query_at_{{ g }}, chunk_{{ g }}_{{ d }}_{{ i }}, b, scale);
-    let q_{{ g }}_{{ d }}_{{ i }} = select(vec4f(), read_{{ g }}_{{ d }}_{{ i }}, key_there_{{ d }});
+    let there_{{ g }}_{{ d }}_{{ i }} = key_there_{{ d }};
+%% endif
+    let q_{{ g }}_{{ d }}_{{ i }} = select(vec4f(), read_{{ g }}_{{ d }}_{{ i }}, there_{{ g }}_{{ d }}_{{ i }});
 %% endfor
 %% endfor
     // Above MASKED, so that the weight of a masked key is 0 from the first turn on.
@@ -69,65 +94,115 @@ fn decode_lanes(
     var total_{{ g }} = 0.0;
 %% for d in range(value_reads)
 %% for i in range(quads.value)
-    var sum_{{ g }}_{{ d }}_{{ i }} = vec4f();
+    var sums_{{ g }}_{{ d }}_{{ i }} = vec4f();
 %% endfor
 %% endfor
 %% endfor
 
-    for (var s = keys.x; s < keys.y; s++) {
-%% if problem.segments
-        // Keys of other segments are passed by; the last key is worked on in any case.
-        for (; s + 1u < keys.y && !same_segment(b, 0u, s); s++) {
-        }
-        let same = same_segment(b, 0u, s);
+%% if problem.paged
+    // A page after another, each looked up once.
+    for (var first = keys.x; first < keys.y; first = (first | ((1u << parameters.page_bits) - 1u)) + 1u) {
+    let page = find_page(b, first);
+    let end = min((first | ((1u << parameters.page_bits) - 1u)) + 1u, keys.y);
+    for (var s = first; s < end; s += TURN) {
+%% else
+    let end = keys.y;
+    for (var s = keys.x; s < end; s += TURN) {
 %% endif
-        let key_at = key_place(b, s - parameters.key_first, k);
-        let value_at = value_place(b, s - parameters.key_first, k);
-%% for d in range(key_reads)
-        let key_{{ d }} = textureLoad(key, vec2u(key_at.x + key_column_{{ d }}, key_at.y));
+%% if problem.segments
+        // Keys of other segments are passed by; the last one is worked on in any case.
+        for (; s + 1u < end && !same_segment(b, 0u, s); s++) {
+        }
+%% endif
+%% for j in range(TURN)
+        let s_{{ j }} = min(s + {{ j }}u, end - 1u);
+%% if found
+        let found_{{ j }} = find_key(s_{{ j }}, {{ "page" if problem.paged else "Page(0u, true)" }}, length);
+        let slot_{{ j }} = found_{{ j }}.slot;
+        let position_{{ j }} = {{ "found_0.position" if j == 0 else "select(NOWHERE, found_%s.position, s + %su < end)" | format(j, j) }};
+%% if problem.paged
+        // What lies where no page is found is anything: a weight of 0 would not do.
+        let there_{{ j }} = page.there;
+%% endif
+%% else
+        let slot_{{ j }} = s_{{ j }};
+        let position_{{ j }} = i32(s + {{ j }}u);
+%% endif
+%% for name in stored_names
+        let {{ name }}_at_{{ j }} = {{ name }}_texels(b, s_{{ j }}, slot_{{ j }}, k);
 %% endfor
-%% for d in range(value_reads)
-        let value_{{ d }} = textureLoad(value, vec2u(value_at.x + value_column_{{ d }}, value_at.y));
-%% endfor
 %% for d in range(key_reads)
+        let key_{{ j }}_{{ d }} = textureLoad(key, vec2u(key_at_{{ j }}.x + key_column_{{ d }}, key_at_{{ j }}.y));
 %% for i in range(quads.key)
-        let k_{{ d }}_{{ i }} = {{ texels.four("key_%s" | format(d), key_texel, i) }};
+        let k_{{ j }}_{{ d }}_{{ i }} = {{ texels.four("key_%s_%s" | format(j, d), key_texel, i) }};
 %% endfor
+%% if key_scaled and (key_texel == "u8" or d == 0)
+        let key_scale_{{ j }}_{{ d }} = scale_at(scales_at_{{ j }}, {{ "key_column_%s" | format(d) if key_texel == "u8" else "0u" }});
+%% endif
 %% endfor
-%% for d in range(value_reads)
-%% for i in range(quads.value)
-        let v_{{ d }}_{{ i }} = {{ texels.four("value_%s" | format(d), value_texel, i) }};
+%% if problem.segments
+        let same_{{ j }} = same_segment(b, 0u, s_{{ j }});
+%% endif
+%% for g in range(HEADS)
+        var sum_{{ g }}_{{ j }} = 0.0;
+%% for d in range(key_reads)
+        var product_{{ g }}_{{ j }}_{{ d }} = dot(q_{{ g }}_{{ d }}_0, k_{{ j }}_{{ d }}_0);
+%% for i in range(1, quads.key)
+        product_{{ g }}_{{ j }}_{{ d }} += dot(q_{{ g }}_{{ d }}_{{ i }}, k_{{ j }}_{{ d }}_{{ i }});
+%% endfor
+        sum_{{ g }}_{{ j }} += {{ "key_scale_%s_%s * " | format(j, d if key_texel == "u8" else 0) if key_scaled }}product_{{ g }}_{{ j }}_{{ d }};
+%% endfor
+%% for step in xor_steps
+        sum_{{ g }}_{{ j }} += subgroupShuffleXor(sum_{{ g }}_{{ j }}, {{ step }}u);
+%% endfor
+        let logit_{{ g }}_{{ j }} = logit_at(sum_{{ g }}_{{ j }}, b, n_{{ g }}, 0u, s + {{ j }}u, position_{{ j }}, kept);
+%% if problem.segments
+        let x_{{ g }}_{{ j }} = select(MASKED, logit_{{ g }}_{{ j }}, same_{{ j }});
+%% else
+        let x_{{ g }}_{{ j }} = logit_{{ g }}_{{ j }};
+%% endif
 %% endfor
 %% endfor
 %% for g in range(HEADS)
-        var s_{{ g }} = dot(q_{{ g }}_0_0, k_0_0);
-%% for d in range(key_reads)
-%% for i in range(quads.key)
-%% if d or i
-        s_{{ g }} += dot(q_{{ g }}_{{ d }}_{{ i }}, k_{{ d }}_{{ i }});
-%% endif
+        var high_{{ g }} = top_{{ g }};
+%% for j in range(TURN)
+        high_{{ g }} = max(high_{{ g }}, x_{{ g }}_{{ j }});
 %% endfor
-%% endfor
-%% for step in xor_steps
-        s_{{ g }} += subgroupShuffleXor(s_{{ g }}, {{ step }}u);
-%% endfor
-%% if problem.segments
-        let x_{{ g }} = select(MASKED, logit(s_{{ g }}, b, n_{{ g }}, 0u, s, kept), same);
-%% else
-        let x_{{ g }} = logit(s_{{ g }}, b, n_{{ g }}, 0u, s, kept);
-%% endif
-        let high_{{ g }} = max(top_{{ g }}, x_{{ g }});
         let fade_{{ g }} = decay(top_{{ g }}, high_{{ g }});
-        let p_{{ g }} = decay(x_{{ g }}, high_{{ g }});
         top_{{ g }} = high_{{ g }};
-        total_{{ g }} = total_{{ g }} * fade_{{ g }} + p_{{ g }};
+        total_{{ g }} *= fade_{{ g }};
+%% for j in range(TURN)
+        let p_{{ g }}_{{ j }} = decay(x_{{ g }}_{{ j }}, high_{{ g }});
+        total_{{ g }} += p_{{ g }}_{{ j }};
+%% endfor
+%% endfor
 %% for d in range(value_reads)
+%% for j in range(TURN)
+        let value_{{ j }}_{{ d }} = textureLoad(value, vec2u(value_at_{{ j }}.x + value_column_{{ d }}, value_at_{{ j }}.y));
 %% for i in range(quads.value)
-        sum_{{ g }}_{{ d }}_{{ i }} = sum_{{ g }}_{{ d }}_{{ i }} * fade_{{ g }} + p_{{ g }} * v_{{ d }}_{{ i }};
+{% set four = texels.four("value_%s_%s" | format(j, d), value_texel, i) %}
+        let v_{{ j }}_{{ d }}_{{ i }} = {{ "select(vec4f(), %s, there_%s)" | format(four, j) if problem.paged else four }};
+%% endfor
+%% if value_scaled and (value_texel == "u8" or d == 0)
+{% set scale = "scale_at(scales_at_%s, value_scales()%s)" | format(j, " + value_column_%s" | format(d) if value_texel == "u8" else "") %}
+        let value_scale_{{ j }}_{{ d }} = {{ "select(0.0, %s, there_%s)" | format(scale, j) if problem.paged else scale }};
+%% endif
+%% endfor
+%% for g in range(HEADS)
+%% for j in range(TURN)
+{% set scaled = " * value_scale_%s_%s" | format(j, d if value_texel == "u8" else 0) if value_scaled else "" %}
+        let w_{{ g }}_{{ j }}_{{ d }} = p_{{ g }}_{{ j }}{{ scaled }};
+%% endfor
+%% for i in range(quads.value)
+        sums_{{ g }}_{{ d }}_{{ i }} = sums_{{ g }}_{{ d }}_{{ i }} * fade_{{ g }}
+%% for j in range(TURN)
+            + w_{{ g }}_{{ j }}_{{ d }} * v_{{ j }}_{{ d }}_{{ i }}{{ ";" if loop.last }}
+%% endfor
 %% endfor
 %% endfor
 %% endfor
     }
+{{ "    }" if problem.paged }}
 
 %% for g in range(HEADS)
 %% if not PARTIAL
@@ -153,11 +228,19 @@ fn decode_lanes(
 %% endfor
 %% endfor
     for (var s = first_key; s < end_mean; s++) {
-        let at = value_place(b, s - parameters.key_first, k);
+        let slot = find_key(s, find_page(b, s), length).slot;
+        let at = value_texels(b, s, slot, k);
+%% if value_scaled
+        let scales_at = scales_texels(b, s, slot, k);
+%% endif
 %% for d in range(value_reads)
         let texel_{{ d }} = textureLoad(value, vec2u(at.x + value_column_{{ d }}, at.y));
+%% if value_scaled and (value_texel == "u8" or d == 0)
+        let value_scale_{{ d }} = scale_at(scales_at, value_scales(){{ " + value_column_%s" | format(d) if value_texel == "u8" }});
+%% endif
 %% for i in range(quads.value)
-        mean_{{ d }}_{{ i }} += {{ texels.four("texel_%s" | format(d), value_texel, i) }};
+{% set scaled = "value_scale_%s * " | format(d if value_texel == "u8" else 0) if value_scaled else "" %}
+        mean_{{ d }}_{{ i }} += {{ scaled }}{{ texels.four("texel_%s" | format(d), value_texel, i) }};
 %% endfor
 %% endfor
     }
@@ -172,9 +255,9 @@ fn decode_lanes(
 %% for i in range(quads.value)
             let chunk_{{ i }} = {{ quads.value }}u * value_column_{{ d }} + {{ i }}u;
 %% if PARTIAL
-            let four_{{ i }} = sum_{{ g }}_{{ d }}_{{ i }};
+            let four_{{ i }} = sums_{{ g }}_{{ d }}_{{ i }};
 %% else
-            let scaled_{{ i }} = sum_{{ g }}_{{ d }}_{{ i }} * end_{{ g }}.factor;
+            let scaled_{{ i }} = sums_{{ g }}_{{ d }}_{{ i }} * end_{{ g }}.factor;
             let four_{{ i }} = select(scaled_{{ i }}, vec4f(), end_{{ g }}.zero);
 %% endif
 %% if problem.empty_rows == "mean"
@@ -183,7 +266,11 @@ fn decode_lanes(
 %% else
             let found_{{ i }} = four_{{ i }};
 %% endif
-%% if PARTIAL
+%% if PARTIAL and value_open
+            if (chunk_{{ i }} < {{ value_chunks }}u) {
+                partial[at_{{ g }} + chunk_{{ i }}] = found_{{ i }};
+            }
+%% elif PARTIAL
             partial[at_{{ g }} + chunk_{{ i }}] = found_{{ i }};
 %% else
             store_out(at_{{ g }}, chunk_{{ i }}, found_{{ i }});

@@ -1,19 +1,18 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% import "shared/texels.wgsl" as texels %}
-{% set quads = namespace(query=2, key=2, value=2) %}
-%% if query_texel == "f32"
-{% set quads.query = 1 %}
-%% endif
-%% if key_texel == "f32"
-{% set quads.key = 1 %}
-%% endif
-%% if value_texel == "f32"
-{% set quads.value = 1 %}
-%% endif
-{% set query_texels, key_texels = HEAD_DIM // 4 // quads.query, HEAD_DIM // 4 // quads.key %}
-{% set value_texels = VALUE_DIM // 4 // quads.value %}
+{% import "shared/ring.wgsl" as ring %}
+{% set quads = namespace(query=texels.quads(query_texel) | int, key=texels.quads(key_texel) | int, value=texels.quads(value_texel) | int) %}
+{% set key_chunks = HEAD_DIM // 4 %}
+{% set query_texels, key_texels = key_chunks // quads.query, (key_chunks + quads.key - 1) // quads.key %}
+{% set value_texels = (VALUE_DIM // 4 + quads.value - 1) // quads.value %}
+{# Whether a key is looked up: its slot and position are its lane's, and handed to the rows by shuffles. #}
+{% set found = problem.paged or problem.ring %}
 {% set value_chunks = VALUE_DIM // 4 %}
+{# The scale of texel d of a stored row: int4 has one a texel, int8 one a row. #}
+{% macro scaled(name, d, dtype) -%}
+{{ name ~ "_scale_" ~ (d if dtype == "u8" else 0) ~ " * " if dtype in ("u8", "i8") }}
+{%- endmacro %}
 
 // Flash, rows in lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP query rows of one key/value head, the heads of
 // its group side by side, and a lane ROWS of them. A turn takes SUBGROUP keys: a lane reads one key from a texture, and
@@ -21,8 +20,11 @@
 // values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
 
 {{ texels.place("query") }}
-{{ texels.place("key") }}
-{{ texels.place("value") }}
+%% if problem.ring
+{{ ring.position() }}
+
+%% endif
+{{ texels.keys(problem, stored_names, value_texel == "u8") }}
 @compute @workgroup_size(SUBGROUP)
 fn flash_rows(
     @builtin(workgroup_id) workgroup: vec3u,
@@ -53,15 +55,20 @@ fn flash_rows(
     // Every key of this range is below its sequence's length, and no other is read.
     let keys = block_keys(b, first_row / group, last_row / group, first_key, end_key);
     let scale = query_scale(b);
+%% if found or problem.empty_rows == "mean"
+    let length = key_length(b);
+%% endif
 
 %% for r in range(ROWS)
     let row_{{ r }} = first_row + {{ r }}u * SUBGROUP + lane;
     let t_{{ r }} = min(row_{{ r }}, last_row) / group;
     let n_{{ r }} = k * group + min(row_{{ r }}, last_row) % group;
     var kept_{{ r }} = kept_keys(b, t_{{ r }});
+%% if not found
     kept_{{ r }}.end = min(kept_{{ r }}.end, i32(keys.y));
 %% if problem.keys.clauses | length > 1
     kept_{{ r }}.also_end = min(kept_{{ r }}.also_end, i32(keys.y));
+%% endif
 %% endif
 %% if problem.segments
     let segment_{{ r }} = row_query_segments(b, parameters.t_first + t_{{ r }});
@@ -98,9 +105,21 @@ fn flash_rows(
         }
         key_segment = row_key_segments(b, min(tile + lane, keys.y - 1u));
 %% endif
-        let s = min(tile + lane, keys.y - 1u) - parameters.key_first;
-        let key_at = key_place(b, s, k);
-        let value_at = value_place(b, s, k);
+        let s = min(tile + lane, keys.y - 1u);
+%% if found
+        let own = find_key(s, find_page(b, s), length);
+        let slot = own.slot;
+        let own_position = select(NOWHERE, own.position, tile + lane < keys.y);
+%% if problem.paged
+        // What lies where no page is found is anything: a weight of 0 would not do.
+        let there = own.position != NOWHERE;
+%% endif
+%% else
+        let slot = s;
+%% endif
+%% for name in stored_names
+        let {{ name }}_at = {{ name }}_texels(b, s, slot, k);
+%% endfor
 %% for r in range(ROWS)
 %% for k in range(SUBGROUP)
         var s_{{ r }}_{{ k }} = 0.0;
@@ -108,9 +127,13 @@ fn flash_rows(
 %% endfor
 %% for d in range(key_texels)
         let key_{{ d }} = textureLoad(key, vec2u(key_at.x + {{ d }}u, key_at.y));
+%% if key_texel == "u8" or key_texel == "i8" and d == 0
+        let key_scale_{{ d }} = scale_at(scales_at, {{ d }}u);
+%% endif
 %% for i in range(quads.key)
+%% if d * quads.key + i < key_chunks
         {
-            let four = {{ texels.four("key_%s" | format(d), key_texel, i) }};
+            let four = {{ scaled("key", d, key_texel) }}{{ texels.four("key_%s" | format(d), key_texel, i) }};
 %% for k in range(SUBGROUP)
             let k_{{ k }} = subgroupShuffle(four, {{ k }}u);
 %% for r in range(ROWS)
@@ -118,11 +141,16 @@ fn flash_rows(
 %% endfor
 %% endfor
         }
+%% endif
 %% endfor
+%% endfor
+%% for k in range(SUBGROUP)
+        let position_{{ k }} = {{ "subgroupShuffle(own_position, %su)" | format(k) if found else "i32(tile + %su)" | format(k) }};
 %% endfor
 %% for r in range(ROWS)
 %% for k in range(SUBGROUP)
-        let logit_{{ r }}_{{ k }} = logit(s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, kept_{{ r }});
+        let logit_{{ r }}_{{ k }} =
+            logit_at(s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, position_{{ k }}, kept_{{ r }});
 %% if problem.segments
         let same_{{ r }}_{{ k }} = segment_{{ r }} == subgroupShuffle(key_segment, {{ k }}u);
         let x_{{ r }}_{{ k }} = select(MASKED, logit_{{ r }}_{{ k }}, same_{{ r }}_{{ k }});
@@ -147,10 +175,15 @@ fn flash_rows(
 %% endfor
 %% for d in range(value_texels)
         let value_{{ d }} = textureLoad(value, vec2u(value_at.x + {{ d }}u, value_at.y));
+%% if value_texel == "u8" or value_texel == "i8" and d == 0
+        let value_scale_{{ d }} = scale_at(scales_at, value_scales() + {{ d }}u);
+%% endif
 %% for i in range(quads.value)
 {% set c = d * quads.value + i %}
+%% if c < value_chunks
         {
-            let four = {{ texels.four("value_%s" | format(d), value_texel, i) }};
+{% set four = scaled("value", d, value_texel) ~ texels.four("value_%s" | format(d), value_texel, i) %}
+            let four = {{ "select(vec4f(), %s, there)" | format(four) if problem.paged else four }};
             // A turn is summed by itself first: over many keys that keeps the rounding of the long sum small.
             let v_0 = subgroupShuffle(four, 0u);
 %% for r in range(ROWS)
@@ -166,6 +199,7 @@ fn flash_rows(
             sum_{{ r }}_{{ c }} = sum_{{ r }}_{{ c }} * fade_{{ r }} + z_{{ r }};
 %% endfor
         }
+%% endif
 %% endfor
 %% endfor
     }
@@ -194,11 +228,23 @@ fn flash_rows(
 %% endfor
     for (var s = first_key; s < end_mean; s += SUBGROUP) {
         let there = s + lane < end_key;
-        let at = value_place(b, min(s + lane, end_key - 1u) - parameters.key_first, k);
+        let own = min(s + lane, end_key - 1u);
+        let slot = find_key(own, find_page(b, own), length).slot;
+        let at = value_texels(b, own, slot, k);
+%% if problem.scales
+        let scales_at = scales_texels(b, own, slot, k);
+%% endif
 %% for d in range(value_texels)
         let texel_{{ d }} = textureLoad(value, vec2u(at.x + {{ d }}u, at.y));
+%% if value_texel == "u8" or value_texel == "i8" and d == 0
+        let value_scale_{{ d }} = scale_at(scales_at, value_scales() + {{ d }}u);
+%% endif
 %% for i in range(quads.value)
-        mean_{{ d * quads.value + i }} += select(vec4f(), {{ texels.four("texel_%s" | format(d), value_texel, i) }}, there);
+{% set c = d * quads.value + i %}
+%% if c < value_chunks
+        let four_{{ c }} = {{ scaled("value", d, value_texel) }}{{ texels.four("texel_%s" | format(d), value_texel, i) }};
+        mean_{{ c }} += select(vec4f(), four_{{ c }}, there);
+%% endif
 %% endfor
 %% endfor
     }

@@ -10,10 +10,92 @@ fn {{ name }}_place(b: u32, index: u32, head: u32) -> vec2u {
 }
 {% endmacro %}
 
-{# Elements 4 · quad to 4 · quad + 3 of a texel, as f32. #}
+{# What kernels of keys in textures share: where the texels of a key start, where it stands, its scales. They need the hooks
+   of attention; `names` are the textures that a key has rows in. #}
+{% macro keys(problem, names, blocks) -%}
+%% for name in names
+{{ place(name) }}
+// For key s: in a texture of a launch's keys or, where a pool of pages was copied whole, at its place in the pool.
+fn {{ name }}_texels(b: u32, s: u32, slot: u32, k: u32) -> vec2u {
+%% if problem.paged
+    let whole = parameters.{{ name }}_pooled != 0u;
+    let index = select(s - parameters.key_first, slot, whole);
+    return {{ name }}_place(b, index, k + select(0u, parameters.k_first, whole));
+%% else
+    return {{ name }}_place(b, s - parameters.key_first, k);
+%% endif
+}
+
+%% endfor
+// A position that no row keeps.
+const NOWHERE: i32 = 2147483647;
+
+// Where a page of keys starts in the pool, and whether there is one; without pages there always is.
+struct Page {
+    start: u32,
+    there: bool,
+}
+
+fn find_page(b: u32, s: u32) -> Page {
+%% if problem.paged
+    let page = key_page(b, s);
+    return Page(min(page, parameters.pool_pages - 1u) << parameters.page_bits, page < parameters.pool_pages);
+%% else
+    return Page(0u, true);
+%% endif
+}
+
+// A key: its slot in the pool, and its position, NOWHERE for one that no page holds.
+struct Found {
+    slot: u32,
+    position: i32,
+}
+
+fn find_key(s: u32, page: Page, length: i32) -> Found {
+%% if problem.ring
+    let position = ring_position(i32(s), length, i32(parameters.S), i32(parameters.pinned));
+%% else
+    let position = i32(s);
+%% endif
+%% if problem.paged
+    let slot = page.start | (s & ((1u << parameters.page_bits) - 1u));
+    return Found(slot, select(NOWHERE, position, page.there));
+%% else
+    return Found(s, position);
+%% endif
+}
+
+%% if "scales" in names
+// Scale i of a key's row: those of its key, then those of its value.
+fn scale_at(at: vec2u, i: u32) -> f32 {
+    let four = textureLoad(scales, vec2u(at.x + i / 4u, at.y));
+    let two = select(four.xy, four.zw, (i & 2u) != 0u);
+    return select(two.x, two.y, (i & 1u) != 0u);
+}
+
+fn value_scales() -> u32 {
+    return {{ "(parameters.H + 31u) / 32u" if blocks else "1u" }};
+}
+
+%% endif
+{%- endmacro %}
+
+{# Groups of four elements that a texel holds. #}
+{% macro quads(dtype) -%}
+{{ {"f32": 1, "f16": 2, "bf16": 2, "u8": 8}.get(dtype, 4) }}
+{%- endmacro %}
+
+{# Elements 4 · quad to 4 · quad + 3 of a texel, as f32; scales are not applied. Bytes ("u8") are packed int4. #}
 {% macro four(texel, dtype, quad) -%}
-{% if dtype == "f32" %}{{ texel }}
-{%- elif quad == 0 %}vec4f(unpack_{{ dtype }}({{ texel }}.x), unpack_{{ dtype }}({{ texel }}.y))
-{%- else %}vec4f(unpack_{{ dtype }}({{ texel }}.z), unpack_{{ dtype }}({{ texel }}.w))
+{% if dtype == "f32" -%}
+{{ texel }}
+{%- elif dtype == "u8" -%}
+unpack_u8({{ texel }}.{{ "xyzw"[quad // 2] }}{{ " >> 16u" if quad % 2 }})
+{%- elif dtype not in ("f16", "bf16") -%}
+unpack_{{ dtype }}({{ texel }}.{{ "xyzw"[quad] }})
+{%- elif quad == 0 -%}
+vec4f(unpack_{{ dtype }}({{ texel }}.x), unpack_{{ dtype }}({{ texel }}.y))
+{%- else -%}
+vec4f(unpack_{{ dtype }}({{ texel }}.z), unpack_{{ dtype }}({{ texel }}.w))
 {%- endif %}
 {%- endmacro %}

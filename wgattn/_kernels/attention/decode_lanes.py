@@ -3,22 +3,22 @@
 from collections.abc import Mapping
 
 from wgattn._dtypes import short_name
-from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.flash_rows import lanes_support, max_keys, parts
+from wgattn._kernels.attention.boxes import Box, whole
+from wgattn._kernels.attention.flash_rows import LEAST_KEYS, lanes_support, max_keys, parts
 from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
-from wgattn._kernels.attention.problem import AttentionProblem, Call
-from wgattn._kernels.attention.textures import Textures, texture_fields
+from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
+from wgattn._kernels.attention.textures import Textures, stored_names, texture_fields, unbuffered
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._kernels.texture import FOLD
 from wgattn._runtime.profile import DeviceProfile
 
 name = "decode_lanes"
 LONGEST_SUM = 16384  # keys that are added one by one: the rounding of longer sums shows in float32
-NAMES = ("key", "value")  # what is read from textures
-UNBUFFERED = (*NAMES, "segments")
 MOST_HEADS = 8  # query heads that one read of a key serves: more would not stay in registers and cache
+TURN = 2  # keys a loop turn: values that are carried round it, and the fading of sums, are paid once
+CACHED = 8 << 20  # bytes of keys and values that stay in a CPU's cache from their copy to their use
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
@@ -44,15 +44,19 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
         name=variant_name(name, problem, partial, f"n{heads}", f"sg{subgroup}"),
         template="attention/decode_lanes.wgsl",
         constants=(
-            *constants(problem, partial, UNBUFFERED),
-            *((f"{operand}_texel", short_name(texel_dtype(problem, operand))) for operand in NAMES),
+            *constants(problem, partial, unbuffered(stored_names(problem))),
+            *((f"{operand}_texel", short_name(texel_dtype(problem, operand))) for operand in ("key", "value")),
+            ("stored_names", stored_names(problem)),
             ("FOLD", FOLD),
             ("HEADS", heads),
+            ("TURN", TURN),
             ("SUBGROUP", subgroup),
             ("xor_steps", tuple(1 << i for i in range(subgroup.bit_length() - 1))),
         ),
-        bindings=bindings(problem, partial, UNBUFFERED),
-        parameters=parameters(problem, UNBUFFERED, texture_fields(NAMES)),
+        bindings=bindings(problem, partial, unbuffered(stored_names(problem))),
+        parameters=parameters(
+            problem, unbuffered(stored_names(problem)), texture_fields(stored_names(problem), problem.paged)
+        ),
         features=frozenset({"subgroup"}),
         reason=f"CPU adapter with subgroups of {subgroup}, one query row a head: lanes hold head dims",
     )
@@ -66,6 +70,9 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         share = min(group, box.size("n"))
         return -(-share // heads) * (box.size("n") // share) * box.batch
 
+    textures = Textures(stored_names(problem), problem, call, operands, profile.limits)
+    looped = max_keys(profile, TURN, loops=2 + problem.segments + problem.paged)
+
     def splits(box: Box) -> int:
         return max(parts(workgroups(box), box.size("s"), profile), -(-box.size("s") // LONGEST_SUM))
 
@@ -77,6 +84,14 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         workgroups,
         splits,
-        max_keys=max_keys(profile, 1, loops=2 + problem.segments),
-        textures=Textures(NAMES, problem, call, operands, profile.limits),
+        max_keys=cached_keys(textures, looped, splits(whole(operands, key_count(call, operands)))),
+        textures=textures,
     )
+
+
+def cached_keys(textures: Textures, looped: int | None, splits: int) -> int | None:
+    """How many keys a part is given, so that what is copied to textures is read while it is in the CPU's cache."""
+    if textures.pool("key") is not None or textures.pool("value") is not None:
+        return looped
+    keys = max(CACHED // max(textures.key_bytes(), 1) // splits // 64 * 64, LEAST_KEYS)
+    return keys if looped is None else min(keys, looped)

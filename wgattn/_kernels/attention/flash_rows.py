@@ -4,19 +4,16 @@ from collections.abc import Mapping
 
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.families import reads_floats
 from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
-from wgattn._kernels.attention.textures import Textures, texture_fields
+from wgattn._kernels.attention.textures import Textures, stored_names, texture_fields, unbuffered
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._kernels.texture import FOLD
 from wgattn._runtime.profile import DeviceProfile
 
 name = "flash_rows"
-NAMES = ("query", "key", "value")  # what is read from textures
-UNBUFFERED = (*NAMES, "segments")
 SUBGROUPS = (4, 8, 16)
 BUSY = 8  # workgroups that keep the threads of a CPU busy; every further part of the keys costs sums to merge
 LEAST_KEYS = 512  # keys that are worth a part
@@ -28,8 +25,6 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 def lanes_support(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     """What both families of CPU adapters ask for."""
-    if not (reads := reads_floats(problem)):
-        return reads
     if not profile.is_cpu:
         return unsupported(f"it is for CPU adapters, and {profile.name} is none")
     if not profile.subgroups or profile.subgroup_size not in SUBGROUPS:
@@ -38,8 +33,9 @@ def lanes_support(problem: AttentionProblem, profile: DeviceProfile) -> Support:
         )
     if max(problem.head_dim, problem.value_dim) > 256:
         return unsupported(f"it takes head dims up to 256, this is {max(problem.head_dim, problem.value_dim)}")
-    if profile.limits.storage_textures < len(NAMES):
-        return unsupported(f"it reads {len(NAMES)} textures; the device binds {profile.limits.storage_textures}")
+    textures = 1 + len(stored_names(problem))
+    if profile.limits.storage_textures < textures:
+        return unsupported(f"it reads {textures} textures; the device binds {profile.limits.storage_textures}")
     return SUPPORTED
 
 
@@ -62,20 +58,22 @@ def rows_a_lane(problem: AttentionProblem, subgroup: int) -> int:
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
     subgroup = profile.subgroup_size or 0
     rows = rows_a_lane(problem, subgroup)
+    names = ("query", *stored_names(problem))
     return Variant(
         family=name,
         name=variant_name(name, problem, partial, f"r{rows}", f"sg{subgroup}"),
         template="attention/flash_rows.wgsl",
         constants=(
-            *constants(problem, partial, UNBUFFERED),
-            *((f"{operand}_texel", short_name(texel_dtype(problem, operand))) for operand in NAMES),
+            *constants(problem, partial, unbuffered(names)),
+            *((f"{operand}_texel", short_name(texel_dtype(problem, operand))) for operand in ("query", "key", "value")),
+            ("stored_names", stored_names(problem)),
             ("FOLD", FOLD),
             ("ROWS", rows),
             ("SUBGROUP", subgroup),
             ("xor_steps", tuple(1 << i for i in range(subgroup.bit_length() - 1))),
         ),
-        bindings=bindings(problem, partial, UNBUFFERED),
-        parameters=parameters(problem, UNBUFFERED, texture_fields(NAMES)),
+        bindings=bindings(problem, partial, unbuffered(names)),
+        parameters=parameters(problem, unbuffered(names), texture_fields(names, problem.paged)),
         features=frozenset({"subgroup"}),
         reason=f"CPU adapter with subgroups of {subgroup}: rows stay in a lane's registers, keys come from textures",
     )
@@ -99,7 +97,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         workgroups,
         lambda box: parts(workgroups(box), box.size("s"), profile),
         max_keys=max_keys(profile, subgroup, loops=2 + problem.segments),
-        textures=Textures(NAMES, problem, call, operands, profile.limits),
+        textures=Textures(("query", *stored_names(problem)), problem, call, operands, profile.limits),
     )
 
 

@@ -1,14 +1,29 @@
-"""Query, key and value of a call as textures: what each box is filled with, and where its rows lie for the shader."""
+"""The operands of a call that are read from textures: what each box is filled with, where rows lie for the shader."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from wgattn._dtypes import float32, uint8
 from wgattn._kernels.attention.boxes import Box, binds, cut
 from wgattn._kernels.attention.inputs import Rows, texel_dtype
-from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.kernel import CopyToTexture, Launch, Operand, Scalar, Scratch, Texture
-from wgattn._kernels.texture import Rotation, Texels, fields, fill, lay
+from wgattn._kernels.texture import Held, Rotation, Row, Texels, fields, fill, lay
 from wgattn._runtime.profile import Limits
+
+WHOLE_POOL = 8  # a pool up to so many times the tokens that a call reads is copied whole: a gather takes as much longer
+
+
+def stored_names(problem: AttentionProblem) -> tuple[str, ...]:
+    """What is read of a key from textures."""
+    return ("key", "value", "scales") if problem.scales else ("key", "value")
+
+
+def unbuffered(names: tuple[str, ...]) -> tuple[str, ...]:
+    """What the shared hooks leave to a kernel that reads `names` from textures."""
+    return (*names, "segments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +46,35 @@ class Textures:
     operands: Mapping[str, Operand]
     limits: Limits
 
-    def texels(self, name: str, part: Operand) -> Texels:
-        dim = self.problem.value_dim if name == "value" else self.problem.head_dim
-        rotated = self.problem.rope is not None and name != "value"
-        return lay(part, texel_dtype(self.problem, name), dim, rotated)
-
     def fits(self, name: str, part: Operand) -> bool:
         """Whether the kernel can read this part of an operand: in a texture, or in a binding."""
-        if name in self.names:
-            return self.texels(name, part).fits(self.limits)
-        return binds(part, self.limits)
+        if name not in self.names:
+            return binds(part, self.limits)
+        return self.pool(name) is not None or self.texels(name, part).fits(self.limits)
+
+    def texels(self, name: str, part: Operand, keys: int | None = None) -> Texels:
+        """The layout of a part of an operand; of a pool, of `keys` tokens of each sequence (all, unless given)."""
+        dtype, dim = self._element(name)
+        if self._paged(name):
+            b0, b1, _, heads, _ = part.shape
+            return Texels(dtype, dim, b0 * b1, key_count(self.call, self.operands) if keys is None else keys, heads)
+        return lay(part, dtype, dim, self._rotated(name))
+
+    def pool(self, name: str) -> Texels | None:
+        """The layout of a pool of pages that is copied whole and read by its table; None for what is gathered."""
+        if not self._paged(name) or self._rotated(name):
+            return None
+        whole = self._whole(name)
+        texels = lay(whole, *self._element(name))
+        entries = self.operands["query"].shape[0] * self.operands["query"].shape[1]
+        few = whole.shape[2] <= WHOLE_POOL * entries * key_count(self.call, self.operands)
+        return texels if texels.copied and few and texels.fits(self.limits) else None
+
+    def key_bytes(self) -> int:
+        """Bytes in textures of one key of every batch entry and head, and of what goes with it."""
+        b0, b1, _, heads, _ = self.operands["key"].shape
+        elements = [self._element(name) for name in self.names if name != "query"]
+        return b0 * b1 * heads * sum(dtype.itemsize * dim for dtype, dim in elements)
 
     def fill(self, box: Box, rows: Rows, known: Mapping[str, Scratch | Texture]) -> Filled:
         """A box's textures. Boxes are worked on in turn, so they share them: those in `known` grow as they need."""
@@ -48,32 +82,83 @@ class Textures:
         steps: list[Launch | CopyToTexture] = []
         resources, values, scratch = {}, {}, {}
         for name in self.names:
-            part = cut(name, self.operands[name], box, group)
-            texels = self.texels(name, part)
-            resources[name] = texture = f"{name}_texels"
-            steps += fill(part, name, texels, texture, self.limits, self._rotation(name, box, rows))
+            pool = self.pool(name)
+            if pool is not None:
+                resources[name] = texture = f"{name}_pool"
+                if texture not in known:
+                    steps += fill(self._whole(name), name, pool, texture, self.limits)
+                texels, made = pool, pool.texture
+            else:
+                part = cut(name, self.operands[name], box, group, self.problem.paged)
+                texels = self.texels(name, part, box.size("s"))
+                resources[name] = texture = f"{name}_texels"
+                rotation, held = self._rotation(name, box, rows), self._held(name, box, rows, group)
+                steps += fill(part, name, texels, texture, self.limits, rotation, held)
+                made, before = texels.texture, known.get(texture)
+                if isinstance(before, Texture):
+                    made = Texture(max(made.width, before.width), max(made.height, before.height), made.format)
             values |= texels.values(name)
-            made, before = texels.texture, known.get(texture)
-            if isinstance(before, Texture):
-                made = Texture(max(made.width, before.width), max(made.height, before.height), made.format)
+            if self._paged(name):
+                values[f"{name}_pooled"] = pool is not None
             scratch[texture] = made
         return Filled(tuple(steps), resources, values, scratch)
 
+    def _paged(self, name: str) -> bool:
+        return self.problem.paged and name != "query"
+
+    def _rotated(self, name: str) -> bool:
+        return self.problem.rope is not None and name in ("query", "key")
+
+    def _element(self, name: str) -> tuple[np.dtype, int]:
+        """What the texels of an operand hold, and how many of it a row."""
+        if name == "scales":
+            return float32, -(-self.operands[name].shape[4] // 4) * 4
+        dtype = texel_dtype(self.problem, name)
+        dim = self.problem.value_dim if name == "value" else self.problem.head_dim
+        return dtype, -(-dim // 32) * 16 if dtype == uint8 else dim
+
+    def _whole(self, name: str) -> Operand:
+        """A pool by itself: it is the same for every batch entry."""
+        pool = self.operands[name]
+        return replace(pool, shape=(1, 1, *pool.shape[2:]))
+
+    def _row(self, name: str, box: Box, rows: Rows) -> Row:
+        at, step = rows.places[name]
+        step_b0 = step * self.operands["query"].shape[1]
+        return at + box.b0[0] * step_b0 + box.b1[0] * step, step_b0, step
+
+    def _held(self, name: str, box: Box, rows: Rows, group: int) -> Held:
+        if name == "query":
+            return Held()
+        # Where a row may end as the mean of V, every key is read.
+        lengths = self.problem.keys.lengths and self.problem.empty_rows != "mean"
+        rotated = self._rotated(name)
+        pinned = self.call.ring if rotated else None
+        scaled = rotated and self.problem.scales
+        return Held(
+            first=box.s[0],
+            rows=rows.resource,
+            lengths=self._row("key_value_lengths", box, rows) if lengths or pinned is not None else None,
+            pages=self._row("pages", box, rows) if self.problem.paged else None,
+            page_size=self.call.page_size or 1,
+            tokens=box.size("s"),
+            ring=None if pinned is None else (key_count(self.call, self.operands), pinned),
+            scales=cut("scales", self.operands["scales"], box, group, self.problem.paged) if scaled else None,
+        )
+
     def _rotation(self, name: str, box: Box, rows: Rows) -> Rotation | None:
         rope, style = self.call.rope, self.problem.rope
-        if rope is None or style is None or name == "value":
+        if rope is None or style is None or not self._rotated(name):
             return None
         pairs = rope.rotated(self.operands["query"].shape[4]) // 2
         if name == "key":
             return Rotation(style, pairs, box.s[0])
         if not self.problem.query_offset or rows.resource is None:
             return Rotation(style, pairs, box.t[0])
-        at, step = rows.places["query_offset"]
-        step_b0 = step * self.operands["query"].shape[1]
-        first = at + box.b0[0] * step_b0 + box.b1[0] * step
-        return Rotation(style, pairs, box.t[0], (rows.resource, first, step_b0, step))
+        return Rotation(style, pairs, box.t[0], (rows.resource, *self._row("query_offset", box, rows)))
 
 
-def texture_fields(names: tuple[str, ...]) -> tuple[tuple[str, Scalar], ...]:
+def texture_fields(names: tuple[str, ...], paged: bool = False) -> tuple[tuple[str, Scalar], ...]:
     """The parameters that say where rows lie in the textures of `names`."""
-    return tuple(field for name in names for field in fields(name))
+    pooled: tuple[tuple[str, Scalar], ...] = tuple((f"{n}_pooled", "u32") for n in names if paged and n != "query")
+    return tuple(field for name in names for field in fields(name)) + pooled
