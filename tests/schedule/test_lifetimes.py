@@ -25,26 +25,36 @@ def copy(source: int, destination: int, nbytes: int = 16) -> Step:
 
 @st.composite
 def programs(draw: st.DrawFn):
-    """Inputs 0 to 2, then a value a step, made of earlier ones; which are outputs, and which inputs are donated."""
+    """Inputs 0 to 2, then a value a step, made of earlier ones; which are outputs, and which inputs are donated.
+
+    Some steps write over a part of what an earlier one made, or of a donated input, where it lies.
+    """
     sizes = st.sampled_from([16, 32, 64, 80])
     values = [Value(size := draw(sizes), argument=n, reusable=size) for n in range(3)]
-    steps = []
+    steps, donated = [], draw(st.sets(st.integers(0, 2)))
     for _ in range(draw(st.integers(1, 12))):
         a, b = (draw(st.integers(0, len(values) - 1)) for _ in range(2))
+        over = [n for n in range(len(values)) if n not in (a, b) and (n > 2 or n in donated)]
+        if over and draw(st.booleans()):
+            steps.append(launch(a, b, draw(st.sampled_from(over))))
+            continue
         steps.append(draw(st.sampled_from([launch(a, b, len(values)), copy(a, len(values))])))
         values.append(Value(draw(sizes)))
     outputs = draw(st.sets(st.integers(0, len(values) - 1), min_size=1, max_size=3))
-    return values, steps, sorted(outputs), draw(st.sets(st.integers(0, 2)))
+    return values, steps, sorted(outputs), donated
 
 
 def run(steps: list[Step], place=lambda number: number) -> dict[int, object]:
-    """What lies at each place in the end: a step's result is named by the step and by what it read."""
+    """What lies at each place in the end: a step's result is named by its value and by what it read, a launch's over
+    the same value by what was there too."""
     held: dict[int, object] = {place(n): n for n in range(3)}
+    made = set(range(3))
     for step in steps:
         read = tuple(held[place(value)] for value, how in step.uses() if how == "read")
         for value, how in step.uses():
             if how == "write":
-                held[place(value)] = (value, read)
+                held[place(value)] = (value, read, held[place(value)] if value in made else None)
+                made.add(value)
     return held
 
 
