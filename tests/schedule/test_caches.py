@@ -1,21 +1,25 @@
 """Appends and moves in programs: written where they lie when nothing else needs what was there, and right if not."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import wgattn as wa
 from tests.graph.evaluate import evaluate
 from tests.graph.evaluate_caches import _stored
 from tests.graph.recording import Recording, arguments
 from tests.schedule.run_graph import run_graph
 from wgattn import _reference_cache as reference
+from wgattn._array import of
 from wgattn._dtypes import bfloat16, float8_e4m3fn, float16, float32, int8, int32, short_name, uint8
 from wgattn._graph import operations as op
 from wgattn._graph.cache_rules import row_size, scale_count
 from wgattn._graph.graph import Graph, Use, View
 from wgattn._graph.rewrite import fuse
 from wgattn._kernels.rotation import Rope
+from wgattn._record import record
 from wgattn._runtime.profile import DeviceProfile
 from wgattn._runtime.program import CopyBuffer, Dispatch
 from wgattn._schedule.schedule import compile
@@ -151,6 +155,36 @@ def test_moves_of_entries_and_pages(dtype, donate):
 
 
 @pytest.mark.device
+@pytest.mark.parametrize("counted", [False, True])
+def test_rows_behind_the_lengths(counted):
+    r = Recording()
+    storage = r.do(op.Transpose((3, 2, 1, 0)), r.input(4, K, C, B, dtype=float16))
+    small = [r.input(B, dtype=int32) for _ in range(1 + counted)]
+    check(r.graph(r.do(op.CacheRows(T), storage, *small)))
+
+
+@pytest.mark.device
+def test_the_gradient_of_an_append():
+    key, value = (np.random.default_rng(n).standard_normal((B, C, K, 8)).astype(np.float32) for n in (0, 1))
+    new = np.random.default_rng(2).standard_normal((B, T, K, H)).astype(np.float32)
+    lengths = np.array([1, 5], np.int32)
+
+    def grown(key: Any, new: Any) -> Any:
+        names = ("key", "value", "lengths", "new_key", "new_value")
+        given = [wa.asarray(x) for x in (key, value, lengths, new, new)]
+        return of(record(op.CacheAppend(names), [(x._step, x._result) for x in given]))
+
+    _, pull = wa.vjp(grown, key, new)
+    old, fresh = (np.asarray(x) for x in pull(value))
+    wanted, rows = value.copy(), np.zeros_like(new)
+    for b, (first, last) in enumerate([(1, 4), (5, 6)]):
+        wanted[b, first:last] = 0
+        rows[b, : last - first] = value[b, first:last, :, :H]
+    np.testing.assert_array_equal(old, wanted)
+    np.testing.assert_array_equal(fresh, rows)
+
+
+@pytest.mark.device
 def test_an_up_cast_of_what_is_new_is_read_before_it():
     r = Recording()
     new = {name: r.do(op.Cast(float32), use) for name, use in rows(r, bfloat16).items()}
@@ -222,6 +256,18 @@ def test_storage_that_is_no_whole_array_is_copied():
     after = append(r, {"key": key, "value": value, "lengths": r.input(B, dtype=int32)}, rows(r))
     schedule = compile(fuse(r.graph(after["key"])), PROFILE, frozenset((0, 1)))
     assert len(schedule.program.commands) == 3
+
+
+def test_what_a_tap_shows_stays():
+    r = Recording()
+    made = append(r, cache(r), rows(r))
+    query = r.input(B, 1, K, 8)
+    out = r.attention(query, made["key"], made["value"])
+    after = append(r, made, rows(r))
+    graph = fuse(r.graph(out, after["key"]))
+    for taps, count in ((False, 0), (True, 2)):
+        commands = compile(graph, PROFILE, frozenset((0, 1)), taps=taps).program.commands
+        assert sum(isinstance(command, CopyBuffer) for command in commands) == count
 
 
 def test_both_sides_in_one_array_are_copied_apart():
