@@ -36,6 +36,11 @@ fn row_end(top: f32, total: f32, b: u32, t: u32, n: u32) -> RowEnd {
 %% endif
 }
 
+// Whether a stored residual says that its row keeps no key, by either rule.
+fn no_key(residual: f32) -> bool {
+    return residual == EMPTY_RESIDUAL || bitcast<u32>(residual) == 0xff800000u;
+}
+
 // What a row's residual is stored as: an infinity is a pattern of bits, since no arithmetic here makes one.
 fn residual_bits(end: RowEnd) -> u32 {
 %% if problem.empty_rows == "zero" and not problem.sinks

@@ -1,5 +1,6 @@
-"""Families that read caches from buffers: every storage type, pages, rings, ragged lengths, nothing of a poisoned tail."""
+"""Families that read caches from buffers: storage types, pages, rings, ragged lengths, nothing of a poisoned tail."""
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -12,17 +13,17 @@ from tests.tolerance import check, check_residual
 from wgattn import _runtime
 from wgattn._dtypes import bfloat16, float16
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention import decode, flash_tiled, plain
+from wgattn._kernels.attention import decode, decode_subgroups, flash_tiled, plain
 from wgattn._kernels.rotation import Rope
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("poisoned")]
-FAMILIES = (decode, flash_tiled, plain)
+FAMILIES = (decode, decode_subgroups, flash_tiled, plain)
 FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
 DTYPE = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def rows_of(family: ModuleType, T: int) -> int:
-    return 1 if family is decode else T
+    return 1 if family in (decode, decode_subgroups) else T
 
 
 def queries(B: int, T: int, N: int, H: int, dtype: Any = np.float32) -> np.ndarray:
@@ -80,9 +81,7 @@ def test_capacities_at_the_edges_of_tiles_and_splits(family: ModuleType, C: int,
     """In several parts, as on a GPU that has few heads to fill it."""
     layouts: dict[str, dict[str, Any]] = {"dense": {}, "paged": {"page_size": 8}, "ring": {"ring": 0}}
     profile = _runtime.current_profile()
-    tuned = type(profile)(
-        **{name: getattr(profile, name) for name in profile.__slots__} | {"tuned": (("workgroups", 8),)}
-    )
+    tuned = replace(profile, tuned=(("workgroups", 8),))
     lengths = [C, C - 1, 257] if layout != "ring" else [3 * C + 5, C - 1, 257]
     cache = cache_of("i8", lengths, C, K=1, H=16, **layouts[layout])
     compare(family, queries(3, rows_of(family, 2), 1, 16), cache, profile=tuned)

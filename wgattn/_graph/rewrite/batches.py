@@ -35,6 +35,7 @@ def _alike(graph: Graph) -> list[tuple[int, ...]]:
             isinstance(node.operation, Attention)
             and graph.view(node.uses[0]).shape[:-4] == ()
             and 0 not in node.avals[0].shape
+            and node.operation.call.page_size is None
         ):
             views = [graph.view(use) for use in node.uses]
             places = tuple(
@@ -77,7 +78,7 @@ def _spread(name: str, view: View, count: int, step: int, batch: int) -> View | 
     """An operand with the new batch axis in front, `step` elements apart; as it is where all entries share it."""
     if step < 0:
         return None
-    if name in ("query", "key", "value"):
+    if name in ("query", "key", "value", "scales"):
         return settled(View((count, *view.shape), (step, *view.strides), view.offset))
     if step == 0 and not _per_batch(name, view):
         return view

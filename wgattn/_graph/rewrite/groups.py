@@ -15,6 +15,8 @@ def fold_repeats(graph: Graph) -> Graph:
         if not isinstance(attention, Attention):
             return node
         uses = dict(zip(attention.operands, node.uses, strict=True))
+        if "scales" in uses:
+            return node
         heads = graph.view(uses["key"]).shape[-2]
         for repeats in range(heads, 1, -1):
             if heads % repeats == 0:

@@ -50,6 +50,8 @@ def _plain(graph: Graph, number: int, uses: dict[tuple[int, int], list[int]]) ->
     attention = node.operation
     if not isinstance(attention, Attention | AttentionGradient) or attention.call.rope is not None:
         return None
+    if attention.call.page_size is not None or attention.call.ring is not None:
+        return None  # key's axes do not count positions
     forward = isinstance(attention, Attention)
     if forward and {"bias", "mask"} <= set(attention.operands) and attention.call.residual is not None:
         return None  # the tables would be one storage buffer more than every device binds

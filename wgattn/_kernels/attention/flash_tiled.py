@@ -181,6 +181,8 @@ def _max_keys(problem: AttentionProblem, tile: Tile, profile: DeviceProfile) -> 
     scores = head * (1 + rows + keys * (1 + rows)) + rows * (2 + 2 * keys + tile.across + keys // 4 + columns)
     output = tile.k // 4 * (1 + rows + columns * (1 + rows))
     a_tile = 1 + staged + scores + output + (tile.k if problem.segments else 0)
+    if problem.paged:
+        a_tile += tile.k // 8  # pages, each of which may have no key
     if problem.rope == "half":
         a_tile += 4 * -(-tile.k * head // tile.threads)
     if problem.empty_rows == "mean":

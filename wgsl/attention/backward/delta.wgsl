@@ -57,7 +57,7 @@ fn delta(
     let row = row_of(b, t, n);
     // A row that keeps no key has no weights: the mean of V that it is given is dealt with apart.
     var top = residual[row];
-    if (!live || top == EMPTY_RESIDUAL) {
+    if (!live || no_key(top)) {
         top = 0.0;
         total = 0.0;
     }

@@ -21,7 +21,7 @@ fn far_rows(
     }
     let row = row_of(b, t, n);
     let at = parameters.statistics_at + row * STATISTICS;
-    if (abs(residual[row]) < FAR_RESIDUAL || residual[row] == EMPTY_RESIDUAL) {
+    if (abs(residual[row]) < FAR_RESIDUAL || no_key(residual[row])) {
         return;
     }
     let k = key_head(n);

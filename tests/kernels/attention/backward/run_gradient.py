@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -70,6 +70,7 @@ def plan_of(
     batch: tuple[int, int] | None = None,
     profile: Any = None,
     wanted: Iterable[str] = WANTED,
+    empty: Literal["mean", "zero"] = "mean",
     **rows: np.ndarray,
 ) -> Planned:
     """The plan of a BTNH call's wanted gradients; `rows` are the small run-time arrays by operand name.
@@ -90,12 +91,12 @@ def plan_of(
     }
     asked = {name: each for name, each in {**options, **rows}.items() if each is not None and "bound" not in name}
     whole_key, whole_value = (np.broadcast_to(x, (B, *x.shape[1:])) for x in (key, value))
-    saved, residual = reference(query, whole_key, whole_value, **asked)
+    saved, residual = reference(query, whole_key, whole_value, empty=empty, **asked)
     lead = batch or (1, B)
     clause: tuple[Bound, ...] = (Bound("upper", "diagonal", 0),) if is_causal else ()
     if window is not None:
         clause += (Bound("lower", "diagonal", -window[0]), Bound("upper", "diagonal", window[1]))
-    call = Call(clauses or (clause,), 1.0 if scale is not None else None, softcap, rope, float32)
+    call = Call(clauses or (clause,), 1.0 if scale is not None else None, softcap, rope, float32, empty)
     if clauses is not None:
         mask = None
     given = {"query": query, "key": key, "value": value, "grad_out": grad_out}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cases import EDGES, HEAD_DIMS
 from tests.kernels.attention.backward.run_gradient import plan_of, reference_gradient, run
-from tests.kernels.attention.run_attention import weak
+from tests.kernels.attention.run_attention import reference, weak
 from tests.kernels.attention.test_families import OPTIONS, inputs, options_of
 from tests.tolerance import check
 from wgattn import _reference, _runtime
@@ -63,6 +63,21 @@ def compare(family: ModuleType, arrays: tuple[np.ndarray, ...], **options: Any) 
 def test_option(family: ModuleType, option: str) -> None:
     """Each option alone, two batch entries, ragged last tiles."""
     compare(family, drawn(B=2), **options_of(2, 19, 37, 4)[option])
+
+
+@FAMILY
+@pytest.mark.parametrize("option", ["key_lengths", "mask_none", "bias_infinite", "window_past", "query_lengths"])
+def test_rows_without_keys_that_are_zero(family: ModuleType, option: str) -> None:
+    """Their residual is -inf and nothing flows through them: as if nothing had been asked of them."""
+    arrays, options = drawn(B=2), options_of(2, 19, 37, 4)[option]
+    made = run(family, *arrays, **options, empty="zero")
+    _, residual = reference(*arrays[1:], **options, empty="zero")
+    grad_out = np.where(np.isneginf(residual)[..., None], np.float32(0), arrays[0])
+    right = reference_gradient(grad_out, *arrays[1:], **options)
+    for name, gradient in made.items():
+        check(
+            gradient, np.asarray(getattr(right, name)).reshape(gradient.shape), float32, 37, gradient=True, magnitude=4
+        )
 
 
 @FAMILY
