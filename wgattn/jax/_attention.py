@@ -102,7 +102,8 @@ def dot_product_attention(
         out, *kept = attention(spec)(*(vary(x, varying) for x in arrays))
     if not return_residual:
         return out
-    return out, lax.stop_gradient(kept[0]).astype(residual_dtype_of(residual_dtype, np.dtype(operands["key"].dtype)))
+    dtype = residual_dtype_of(operands["key"].dtype if residual_dtype is None else residual_dtype)
+    return out, lax.stop_gradient(kept[0]).astype(dtype)
 
 
 def _without_keys(program: HostProgram, sinks: jax.Array | None) -> Sequence[jax.Array]:
