@@ -299,3 +299,22 @@ def test_attention_s_residual_is_constant_to_the_gradient() -> None:
     np.testing.assert_allclose(found, right, atol=1e-6)
     whole = np.asarray(wgattn.vjp(lambda q: nn.dot_product_attention(q, kv, kv), query)[1](g)[0])
     assert np.abs(found - whole).max() > 1e-3
+
+
+def test_results_of_two_caches_are_those_of_one() -> None:
+    """A sequence may have nothing in one of them: its row is 0, its residual -inf."""
+    query, key, value = normal(3, 1, 4, 8), normal(3, 13, 2, 8, seed=1), normal(3, 13, 2, 8, seed=2)
+    lengths = np.array([[5, 0, 7], [2, 6, 0]], np.int32)
+    parts = []
+    for held, at in zip(lengths, (0, 7), strict=True):
+        rows = slice(at, at + held.max())
+        cache = wgattn.KVCache.create(3, 8, 2, 8, dtype=np.float32).append(key[:, rows], value[:, rows], held)
+        parts.append(nn.cached_attention(query, cache, is_causal=False, **KEPT))
+    assert np.isneginf(np.asarray(parts[0][1])[1]).all()
+    assert np.isneginf(np.asarray(parts[1][1])[2]).all()
+    out, residual = both(*zip(*parts, strict=True))
+    j = np.arange(13)
+    seen = (j < lengths[0][:, None]) | ((j >= 7) & (j < 7 + lengths[1][:, None]))
+    whole = attention(query, key, value, mask=seen[:, None, None])
+    check(out, whole.out)
+    check_residual(residual, whole.residual)
