@@ -1,10 +1,11 @@
 """Decode, head dims in lanes: one query row a head against all keys, one key a loop turn. For CPU adapters."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.boxes import Box, whole
-from wgattn._kernels.attention.flash_rows import LEAST_KEYS, lanes_support, max_keys, parts
+from wgattn._kernels.attention.flash_rows import BUSY, LEAST_KEYS, lanes_support, max_keys, parts
 from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
@@ -71,6 +72,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         return -(-share // heads) * (box.size("n") // share) * box.batch
 
     textures = Textures(stored_names(problem), problem, call, operands, profile.limits)
+    entries, cached = cached_part(textures, workgroups(whole(operands, key_count(call, operands))))
     looped = max_keys(profile, TURN, loops=2 + problem.segments + problem.paged)
 
     def splits(box: Box) -> int:
@@ -84,14 +86,21 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         workgroups,
         splits,
-        max_keys=cached_keys(textures, looped, splits(whole(operands, key_count(call, operands)))),
-        textures=textures,
+        max_keys=looped if cached is None else min(cached, looped or cached),
+        textures=replace(textures, most_entries=entries),
     )
 
 
-def cached_keys(textures: Textures, looped: int | None, splits: int) -> int | None:
-    """How many keys a part is given, so that what is copied to textures is read while it is in the CPU's cache."""
+def cached_part(textures: Textures, workgroups: int) -> tuple[int | None, int | None]:
+    """How many batch entries and keys are worked on at once, so that what is copied to textures is read while it is in
+    the CPU's cache. None: all, as those of a pool that is copied whole.
+    """
     if textures.pool("key") is not None or textures.pool("value") is not None:
-        return looped
-    keys = max(CACHED // max(textures.key_bytes(), 1) // splits // 64 * 64, LEAST_KEYS)
-    return keys if looped is None else min(keys, looped)
+        return None, None
+    key = textures.operands["key"]
+    b0, b1, keys = key.shape[:3]
+    of_key = textures.key_bytes()
+    apart = all(s >= keys * key.strides[2] > 0 for s, n in zip(key.strides, (b0, b1), strict=False) if n > 1)
+    least = -(-b0 * b1 * BUSY // max(workgroups, 1)) if apart else b0 * b1
+    entries = max(least, CACHED // max(keys * of_key, 1), 1)
+    return entries, max(CACHED // (min(entries, b0 * b1) * of_key) // 64 * 64, LEAST_KEYS)

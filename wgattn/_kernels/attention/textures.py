@@ -45,12 +45,16 @@ class Textures:
     call: Call
     operands: Mapping[str, Operand]
     limits: Limits
+    most_entries: int | None = None  # batch entries whose keys and values one box should have
 
     def fits(self, name: str, part: Operand) -> bool:
         """Whether the kernel can read this part of an operand: in a texture, or in a binding."""
         if name not in self.names:
             return binds(part, self.limits)
-        return self.pool(name) is not None or self.texels(name, part).fits(self.limits)
+        if self.pool(name) is not None:
+            return True
+        many = name != "query" and self.most_entries is not None and part.shape[0] * part.shape[1] > self.most_entries
+        return not many and self.texels(name, part).fits(self.limits)
 
     def texels(self, name: str, part: Operand, keys: int | None = None) -> Texels:
         """The layout of a part of an operand; of a pool, of `keys` tokens of each sequence (all, unless given)."""
@@ -71,10 +75,10 @@ class Textures:
         return texels if texels.copied and few and texels.fits(self.limits) else None
 
     def key_bytes(self) -> int:
-        """Bytes in textures of one key of every batch entry and head, and of what goes with it."""
-        b0, b1, _, heads, _ = self.operands["key"].shape
+        """Bytes in textures of one key of a batch entry, all heads of it, and of what goes with it."""
+        heads = self.operands["key"].shape[3]
         elements = [self._element(name) for name in self.names if name != "query"]
-        return b0 * b1 * heads * sum(dtype.itemsize * dim for dtype, dim in elements)
+        return heads * sum(dtype.itemsize * dim for dtype, dim in elements)
 
     def fill(self, box: Box, rows: Rows, known: Mapping[str, Scratch | Texture]) -> Filled:
         """A box's textures. Boxes are worked on in turn, so they share them: those in `known` grow as they need."""
