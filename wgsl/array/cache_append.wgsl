@@ -10,9 +10,9 @@
 %% endif
 {% set each = {"f32": 1, "f16": 2, "bf16": 2}.get(stored, 4) %}
 
-{% if rotated %}
+%% if rotated
 {{ rotations.rotation() }}
-{% endif %}
+%% endif
 %% for side, source in sides
 %% if source == stored and not (rotated and side == "key")
 {{ elements.load_bits("new_" ~ side, source) }}
@@ -70,7 +70,7 @@ fn token(b: u32, t: u32) -> Token {
 }
 
 %% for side, source in sides
-{% if rotated and side == "key" %}
+%% if rotated and side == "key"
 // Element h of a new key, turned to its position.
 fn {{ side }}_element(at: u32, h: u32, position: i32) -> f32 {
     let step = parameters.new_{{ side }}_h;
@@ -89,11 +89,13 @@ fn {{ side }}_element(at: u32, h: u32, position: i32) -> f32 {
     let turn = rotation(position, pair);
     return own * turn.x + load_new_{{ side }}(at + other * step) * select(-turn.y, turn.y, second);
 }
-{% elif source != stored %}
+
+%% elif source != stored
 fn {{ side }}_element(at: u32, h: u32, position: i32) -> f32 {
     return load_new_{{ side }}(at + h * parameters.new_{{ side }}_h);
 }
-{% endif %}
+
+%% endif
 %% endfor
 
 %% if quantised
@@ -165,6 +167,7 @@ fn {{ side }}_bits(at: u32, h: u32, position: i32, scale: u32) -> u32 {
     if (h >= parameters.{{ side }}_dim) { return 0u; }
     return quantise({{ side }}_element(at, h, position), scale) & {{ "0xfu" if stored == "u8" else "0xffu" }};
 }
+
 %% endfor
 %% else
 %% if saturated
@@ -187,6 +190,7 @@ fn {{ side }}_bits(at: u32, h: u32, position: i32) -> u32 {
     return encode({{ side }}_element(at, h, position));
 %% endif
 }
+
 %% endfor
 %% endif
 
