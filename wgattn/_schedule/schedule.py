@@ -146,6 +146,8 @@ def _cost(graph: Graph) -> Cost:
         if isinstance(node.operation, op.Attention):
             *batch, T, N, H = graph.view(node.uses[0]).shape
             S, Hv = graph.view(node.uses[1]).shape[-3], node.avals[0].shape[-1]
+            if (page_size := node.operation.call.page_size) is not None:
+                S = graph.view(node.uses[node.operation.operands.index("pages")]).shape[-1] * page_size
             flops += 2 * math.prod(batch) * N * T * S * (H + Hv)
         elif isinstance(node.operation, op.AttentionGradient):
             *batch, T, N, H = graph.view(node.uses[0]).shape

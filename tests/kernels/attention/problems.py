@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from wgattn._dtypes import bfloat16, float16, float32
+from wgattn._dtypes import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, int8, short_name, uint8
 from wgattn._kernels.attention.problem import AttentionProblem, Bound, Call, describe
 from wgattn._kernels.kernel import Operand, natural_strides
 from wgattn._kernels.rotation import Rope
@@ -16,6 +16,7 @@ DISCRETE = DeviceProfile(
     name="a large discrete GPU",
     kind="discrete",
     subgroups=True,
+    subgroup_least=32,
     f16=True,
     limits=Limits(
         storage_buffers=64,
@@ -51,6 +52,15 @@ CALLS: dict[str, tuple[Call, tuple[str, ...]]] = {
     "rope_odd": (Call(rope=Rope(rotary_dim=6)), ()),
     "rope_interleaved": (Call(rope=Rope(style="interleaved")), ("bias",)),
 }
+LENGTHS = ("key_value_lengths", "query_offset")
+CACHES: dict[str, tuple[Call, tuple[str, ...]]] = {
+    "zero": (Call(clauses=((DIAGONAL,),), empty="zero", residual=float32), LENGTHS),
+    "paged": (Call(clauses=((DIAGONAL,),), empty="zero", page_size=8), (*LENGTHS, "pages")),
+    "ring": (Call(clauses=((Bound("lower", "diagonal", -7), DIAGONAL),), empty="zero", ring=2), LENGTHS),
+    "paged_rope": (Call(rope=Rope(rotary_dim=6), empty="zero", page_size=8), (*LENGTHS, "pages", "mask")),
+    "ring_rope": (Call(clauses=((DIAGONAL,),), rope=Rope(), empty="zero", ring=0), LENGTHS),
+}
+STORED = (float32, float16, float8_e4m3fn, float8_e5m2, int8, uint8)
 DTYPES = {
     "f32": (float32, float32),
     "f16": (float16, float16),
@@ -72,10 +82,20 @@ def problem_of(
         name: Operand(query_dtype if name == "query" else cache_dtype, shape, natural_strides(shape))
         for name, shape in shapes.items()
     }
+    if cache_dtype in (int8, uint8):
+        blocks = [-(-dim // 32) if cache_dtype == uint8 else 1 for dim in (H, Hv)]
+        shape = (1, B, S, K, sum(blocks))
+        operands["scales"] = Operand(float32, shape, natural_strides(shape))
+        for name, count in zip(("key", "value"), blocks, strict=True):
+            width = 16 * count if cache_dtype == uint8 else -(-shapes[name][-1] // 4) * 4
+            held = width if cache_dtype == uint8 else shapes[name][-1]
+            operands[name] = Operand(cache_dtype, (1, B, S, K, held), natural_strides((1, B, S, K, width)))
     out = (1, B, T, K * G, Hv)
     operands["out"] = Operand(query_dtype, out, natural_strides((*out[:-1], pitch)))
     for name in beside:
-        shape = {"query_segments": (B, T), "key_segments": (B, S), "sinks": (K * G,), "scale": ()}.get(name, (B,))
+        shape = {
+            "query_segments": (B, T), "key_segments": (B, S), "sinks": (K * G,), "scale": (), "pages": (B, S // 8)
+        }.get(name, (B,))  # fmt: skip
         dtype = np.dtype(np.float32) if name in ("sinks", "scale") else np.dtype(np.int32)
         if name in ("bias", "mask"):
             shape, dtype = (1, B, K * G, T, S), (query_dtype if name == "bias" else np.dtype(np.bool_))
@@ -84,7 +104,7 @@ def problem_of(
 
 
 def grid() -> Iterator[tuple[str, AttentionProblem]]:
-    """Every call with each dtype and class of T, at head dims and groups dealt round."""
+    """Every call with each dtype and class of T, then every kind of cache, at head dims and groups dealt round."""
     for place, (word, (call, beside)) in enumerate(CALLS.items()):
         for step, (dtype, (query, cache)) in enumerate(DTYPES.items()):
             for T in (1, 7, 300):
@@ -92,3 +112,10 @@ def grid() -> Iterator[tuple[str, AttentionProblem]]:
                 G = (1, 2, 5, 12)[(place + step) % 4]
                 name = f"{word}-{dtype}-T{T}-G{G}-H{H}-{Hv}"
                 yield name, problem_of(call, beside, T=T, G=G, H=H, Hv=Hv, query=query, cache=cache)
+    for place, (word, (call, beside)) in enumerate(CACHES.items()):
+        for step, dtype in enumerate(STORED):
+            for T in (1, 7):
+                H, Hv = DIMS[(place + step + T) % len(DIMS)]
+                G = (1, 2, 5, 12)[(place + step) % 4]
+                name = f"{word}-{short_name(dtype)}-T{T}-G{G}-H{H}-{Hv}"
+                yield name, problem_of(call, beside, T=T, G=G, H=H, Hv=Hv, query=float32, cache=dtype)
