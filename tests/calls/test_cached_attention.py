@@ -107,9 +107,14 @@ def test_lengths_at_every_edge(S: int, dtype: str, layout: str):
         check(np.asarray(nn.cached_attention(query, cache)), right(cache, query).out)
 
 
-@pytest.mark.parametrize(("H", "Hv"), [(1, 1), (3, 5), (64, 32), (66, 128), (80, 80), (128, 128)])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int4", "float8_e5m2"])
-def test_head_dims(dtype: str, H: int, Hv: int):
+@pytest.mark.parametrize(
+    ("H", "Hv", "dtype"),
+    [
+        (1, 1, "float32"), (1, 1, "int4"), (3, 5, "float16"), (3, 5, "int8"), (64, 32, "int4"), (66, 128, "float16"),
+        (66, 128, "int4"), (80, 80, "float8_e5m2"), (128, 128, "bfloat16"), (128, 128, "int8"),
+    ],
+)  # fmt: skip
+def test_head_dims(H: int, Hv: int, dtype: str):
     cache = filled([17, 0, 10], H=H, v_head_dim=Hv, dtype=dtype)
     for T in (1, 4):
         query = queries(T, 4, H)

@@ -10,6 +10,7 @@ from .._errors import ValidationError
 from .._kernels.attention.problem import Bound, Call
 from .._reference import RowMask, attention, segments
 from .measure import SCORES, allowance, chosen_rows, conditioned, explain, measure
+from .stored import Stored, stored
 
 
 def check_launch(
@@ -23,15 +24,18 @@ def check_launch(
     """Raise ValidationError where a launch's out, or its residual, is further from the reference than is allowed.
 
     `operands` are those of the graph's attention node, by name, as NumPy arrays: query (B, T, N, H) or with a second
-    batch axis in front, key, value, and what the call has beside. Above `scores` logits a sample of rows is checked.
+    batch axis in front, key, value, and what the call has beside, scales and pages of a cache among it. Above `scores`
+    logits a sample of rows is checked.
     """
-    for entry, arrays, options in _entries(call, operands):
-        query, key = arrays[:2]
+    cache = stored(call, operands) if call.empty == "zero" else None
+    for entry, arrays, options in _entries(call, operands if cache is None else cache.operands, cache):
+        query, key, value = arrays
         if not query.size or not key.shape[1]:
             continue
         rows = chosen_rows(query.shape[0], query.shape[2], query.shape[1], key.shape[1], scores)
         right = attention(*arrays, **options, rows=rows)
-        loose = allowance(query, key, arrays[2], options.get("scale"))
+        rows_of = (key, value) if cache is None else (key[cache.held >= 0], value[cache.held >= 0])
+        loose = allowance(query, *rows_of, options.get("scale"))
         kept = conditioned(right.residual)
         given = np.where(kept[..., None], np.asarray(out[entry][:, rows]).astype(np.float64), right.out)
         found = [measure("out", given, right.out, loose.out(out.dtype, key.shape[1]), rows, 1, loose.finite)]
@@ -46,7 +50,7 @@ def check_launch(
 
 
 def _entries(
-    call: Call, operands: Mapping[str, np.ndarray]
+    call: Call, operands: Mapping[str, np.ndarray], cache: Stored | None
 ) -> Iterator[tuple[tuple[int, ...], list[np.ndarray], dict[str, Any]]]:
     """The call for each index of the outer batch axis, where there is one: as the reference takes it."""
     *batch, _, _, _ = operands["query"].shape
@@ -71,23 +75,24 @@ def _entries(
             )
         options: dict[str, Any] = {
             "bias": beside.get("bias"),
-            "mask": _mask(call, beside, sources, S),
+            "mask": _mask(call, beside, sources, np.arange(S)[None] if cache is None else cache.held),
             "scale": scale,
             "query_seq_lengths": beside.get("query_lengths"),
             "key_value_seq_lengths": beside.get("key_value_lengths"),
             "softcap": call.softcap,
             "sinks": beside.get("sinks"),
             "query_offset": beside.get("query_offset"),
-            "rope": call.rope,
+            "rope": None if cache is not None and cache.turned else call.rope,
+            "empty": call.empty,
         }
         yield (b,) * (len(batch) == 2), [entry(name, b) for name in ("query", "key", "value")], options
 
 
-def _mask(call: Call, beside: Mapping[str, np.ndarray], sources: Mapping[str, np.ndarray], S: int) -> RowMask:
-    """The dense mask, the segments and the key ranges of a call, as a function of its rows."""
+def _mask(call: Call, beside: Mapping[str, np.ndarray], sources: Mapping[str, np.ndarray], held: np.ndarray) -> RowMask:
+    """The dense mask, the segments and the key ranges of a call, as a function of its rows; keys sit at `held`."""
 
     def keep(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        kept = in_clauses(call.clauses, sources, positions, S)
+        kept = in_clauses(call.clauses, sources, positions, held) & (held >= 0)[:, None, None]
         if "query_segments" in beside:
             kept = kept & segments(rows, beside["query_segments"], beside["key_segments"])
         if "mask" in beside:
@@ -99,11 +104,14 @@ def _mask(call: Call, beside: Mapping[str, np.ndarray], sources: Mapping[str, np
 
 
 def in_clauses(
-    clauses: tuple[tuple[Bound, ...], ...], sources: Mapping[str, np.ndarray], positions: np.ndarray, S: int
+    clauses: tuple[tuple[Bound, ...], ...], sources: Mapping[str, np.ndarray], positions: np.ndarray, held: np.ndarray
 ) -> np.ndarray:
-    """Which keys lie in any of the clauses, for query positions (B or 1, R): bool (B or 1, 1, R, S)."""
-    p, j = positions[:, None, :, None].astype(np.int64), np.arange(S)
-    kept = np.zeros((1, 1, positions.shape[1], S), bool)
+    """Which keys, at positions `held` (B or 1, S), lie in any of the clauses, for query positions (B or 1, R).
+
+    bool (B or 1, 1, R, S).
+    """
+    p, j = positions[:, None, :, None].astype(np.int64), held[:, None, None]
+    kept = np.zeros((1, 1, positions.shape[1], held.shape[1]), bool)
     for clause in clauses:
         here = np.ones_like(kept)
         for bound in clause:

@@ -108,7 +108,7 @@ def _row_mask(mask: Any, S: int) -> np.ndarray | RowMask | None:
     added = {f"bound{n}": np.asarray(source) for n, source in enumerate(sources)}
 
     def keep(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        kept = in_clauses(clauses, added, positions, S)
+        kept = in_clauses(clauses, added, positions, np.arange(S)[None])
         return kept if ids is None else kept & segments(rows, *(np.asarray(x) for x in ids))
 
     return keep
