@@ -139,7 +139,8 @@ def test_a_second_batch_axis_is_read_entry_by_entry():
 )
 def test_clauses_are_read_as_the_masks_that_they_mean(clauses, dense):
     at = np.array([[-2, 0, 3, 7]])
-    np.testing.assert_array_equal(in_clauses(clauses, {}, at, np.arange(9)[None]), np.broadcast_to(dense(at), (1, 1, 4, 9)))
+    kept = in_clauses(clauses, {}, at, np.arange(9)[None])
+    np.testing.assert_array_equal(kept, np.broadcast_to(dense(at), (1, 1, 4, 9)))
 
 
 def test_a_report_is_a_table_with_a_peer():
