@@ -17,8 +17,8 @@ from wgattn._runtime import pipelines
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("poisoned")]
 
-ROWS = {"decode": 1, "decode_lanes": 1}  # T, where a family takes no more
-NOT_HERE = "is for CPU adapters|needs subgroups|reads 3 textures"  # what a device may lack
+ROWS = {"decode_subgroups": 1, "decode": 1, "decode_lanes": 1}  # T, where a family takes no more
+NOT_HERE = "is for CPU adapters|has no subgroups|needs subgroups|reads 3 textures"  # what a device may lack
 
 LOWEST = np.finfo(np.float32).min
 

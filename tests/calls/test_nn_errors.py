@@ -106,7 +106,11 @@ def test_dtypes_of_query_key_and_value(operands: tuple[Any, Any, Any], text: str
         ({"sinks": ones(2)}, ValueError, r"shape \(N,\) = \(8,\); got \(2,\)"),
         ({"sinks": ones(8, dtype=np.int32)}, TypeError, "sinks must be float; got int32"),
         ({"implementation": "xla"}, ValueError, "leave it out, wgattn has kernels of its own"),
-        ({"implementation": "flash"}, ValueError, "decode, decode_lanes, flash_rows, flash_tiled, plain; got 'flash'"),
+        (
+            {"implementation": "flash"},
+            ValueError,
+            "decode_subgroups, decode, decode_lanes, flash_rows, flash_tiled, plain; got 'flash'",
+        ),
         ({"residual_dtype": np.int32, "return_residual": True}, TypeError, "residual_dtype must be float32"),
         ({"residual_dtype": np.float32}, ValueError, "without return_residual=True"),
         ({"rope": "half"}, TypeError, "rope takes a wgattn.nn.Rope; got str"),

@@ -30,6 +30,7 @@ class DeviceProfile:
     kind: Literal["discrete", "integrated", "cpu", "unknown"] = "unknown"
     driver: str = ""
     subgroup_size: int | None = None  # measured and constant on CPU adapters; None: read in the shader, or not used
+    subgroup_least: int = 0  # lanes that every subgroup has at least, as the adapter says; 0: it does not
     subgroups: bool = False
     f16: bool = False
     timestamps: bool = False
@@ -40,6 +41,11 @@ class DeviceProfile:
     @property
     def is_cpu(self) -> bool:
         return self.kind == "cpu"
+
+    @property
+    def team(self) -> int:
+        """The lanes that are sure to share a subgroup, 0 where shaders may not use subgroups."""
+        return (self.subgroup_size or self.subgroup_least) if self.subgroups else 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -127,6 +127,10 @@ class Provider:
             return float(native.wgpuQueueGetTimestampPeriod(device.queue._internal))
         return 1.0  # Dawn resolves timestamps to nanoseconds itself
 
+    def subgroup_least(self, adapter: Any) -> int:
+        """The lanes that every subgroup has at least, 0 where the adapter does not say."""
+        return int(adapter.info.get("stackgroup_min_size", 0))  # the key is what wgpu-py's bindings make of it
+
     def matrix_configurations(self, adapter: Any) -> tuple[str, ...]:
         """The subgroup matrix shapes that can be used, e.g. "f16-f32-16x16x16" (M x N x K). Only Dawn has them."""
         if self._extras is None or MATRIX_FEATURE not in adapter.features:

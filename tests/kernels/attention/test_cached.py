@@ -48,6 +48,7 @@ def test_stored_types(family: ModuleType, dtype: str, layout: str) -> None:
     compare(family, queries(3, rows_of(family, 5), 4, 32), cache)
 
 
+@pytest.mark.grid
 @FAMILY
 @DTYPE
 @pytest.mark.parametrize(("H", "Hv"), [(33, 7), (64, 128), (100, 36), (256, 193)])
@@ -57,9 +58,10 @@ def test_head_dims(family: ModuleType, dtype: str, H: int, Hv: int) -> None:
     compare(family, queries(2, rows_of(family, 3), 2, H), cache)
 
 
+@pytest.mark.grid
 @FAMILY
 @pytest.mark.parametrize("dtype", ["f32", "f8e4m3", "i8", "i4"])
-@pytest.mark.parametrize("G", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("G", [1, 2, 3, 4, 7, 8, 16, 48])
 def test_groups(family: ModuleType, dtype: str, G: int) -> None:
     cache = cache_of(dtype, [70, 0, 65], 72, page_size=8)
     compare(family, queries(3, rows_of(family, 2), 2 * G, 32), cache)
@@ -109,6 +111,7 @@ def options_of(B: int, T: int, N: int, S: int) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.grid
 @FAMILY
 @pytest.mark.parametrize("dtype", ["f16", "f8e5m2", "i8", "i4"])
 @pytest.mark.parametrize("option", options_of(1, 1, 1, 1))

@@ -36,7 +36,7 @@ def variants(problem_name: str) -> list[tuple[DeviceProfile, Variant]]:
 @pytest.mark.parametrize(
     ("T", "profile", "family"),
     [
-        (1, DISCRETE, "decode"),
+        (1, DISCRETE, "decode_subgroups"),
         (1, MINIMUM, "decode"),
         (2, DISCRETE, "flash_tiled"),
         (300, DISCRETE, "flash_tiled"),

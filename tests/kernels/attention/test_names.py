@@ -60,6 +60,7 @@ VALUES: dict[str, Any] = {
     "paged": BOTH,
     "ring": BOTH,
     "scales": BOTH,
+    "aligned": (0, 4, 8, 16),
 }
 DEVICES = [
     *PROFILES.values(),
@@ -77,6 +78,7 @@ def variants(problem: AttentionProblem, profile: DeviceProfile) -> Iterator[Vari
         if family.supports(problem, profile):
             yield from (family.variant(problem, profile, partial) for partial in BOTH)
     yield merge.variant(problem)
+    yield merge.variant(problem, 4)
 
 
 def check(known: dict[str, Variant], variant: Variant) -> bool:

@@ -10,7 +10,8 @@ from wgattn._kernels.attention.problem import EVERY_KEY, AttentionProblem, Call,
 from wgattn._kernels.kernel import Binding, Bytes, Launch, Operand, Variant, fold_workgroups
 from wgattn._runtime.profile import DeviceProfile
 
-WORKGROUP = 64
+WORKGROUP = 256
+LEAST_PARTS = 8  # parts of a row that are worth threads of their own
 UNBUFFERED = ("query", "key", "value")
 
 
@@ -19,8 +20,15 @@ def row_bytes(problem: AttentionProblem) -> int:
     return (problem.value_dim + 4) * 4
 
 
-def variant(problem: AttentionProblem) -> Variant:
+def lanes_of(problem: AttentionProblem, parts: int, profile: DeviceProfile) -> int:
+    """How many threads share the parts of a row's chunk. On a CPU adapter one: workgroup memory is slow there."""
+    chunks = problem.value_dim // 4
+    return 1 if profile.is_cpu or parts < LEAST_PARTS else max(1, min(WORKGROUP // chunks, parts // 4))
+
+
+def variant(problem: AttentionProblem, lanes: int = 1) -> Variant:
     """What is left of a problem when its parts are merged: how rows end and how they are stored."""
+    chunks = problem.value_dim // 4
     left = replace(
         problem, query_dtype=float32, key_dtype=float32, value_dtype=float32, keys=KeyRange(), mask=False,
         segments=False, rope=None, query_offset=False, softcap=False, run_time_scale=False, head_dim=16, group=1,
@@ -31,6 +39,7 @@ def variant(problem: AttentionProblem) -> Variant:
         f"merge-{short_name(problem.out_dtype)}{'q' if left.vectors else ''}-v{problem.value_dim}",
         *(("natural",) if problem.bias is not None else ()),
         *(word for word in left.features if word in ("sink", "qlen", "zero") or word.startswith("res")),
+        *((f"p{lanes}",) if lanes > 1 else ()),
     )
     given = dict(constants(left, False, UNBUFFERED)) | {"NATURAL": problem.bias is not None}
     kept = tuple(b for b in bindings(left, False, UNBUFFERED) if b.name in ("out", "residual", "rows"))
@@ -38,9 +47,16 @@ def variant(problem: AttentionProblem) -> Variant:
         family="merge",
         name="-".join(words),
         template="attention/merge.wgsl",
-        constants=(*given.items(), ("WORKGROUP", WORKGROUP), ("CHUNKS", problem.value_dim // 4)),
+        constants=(
+            *given.items(),
+            ("WORKGROUP", WORKGROUP),
+            ("CHUNKS", chunks),
+            ("PART_LANES", lanes),
+            ("ROWS", WORKGROUP // (chunks * lanes)),
+        ),
         bindings=(Binding("partial", "read", "vec4<f32>"), *kept),
         parameters=parameters(left, UNBUFFERED),
+        workgroup_bytes=40 * WORKGROUP if lanes > 1 else 0,
     )
 
 
@@ -55,15 +71,17 @@ def launch(
 ) -> Launch:
     """The merge of a box of rows, whose `parts` have been computed over all keys."""
     limits = profile.limits
-    shader = variant(problem)
+    shader = variant(problem, lanes_of(problem, parts, profile))
     merged = replace(call, clauses=EVERY_KEY, rope=None)
     resources, values = resources_and_values(problem, merged, operands, box, rows, limits.offset_alignment, UNBUFFERED)
     values |= {"parts": parts, "part_first": 0, "part_keys": box.size("s")}
     names = {name for name, _ in shader.parameters.fields}
-    threads = box.batch * box.size("t") * int(values["N"]) * (problem.value_dim // 4)
+    lanes = shader.constant("PART_LANES")
+    threads = box.batch * box.size("t") * int(values["N"]) * (problem.value_dim // 4) * lanes
+    each = WORKGROUP if lanes == 1 else shader.constant("ROWS") * (problem.value_dim // 4) * lanes
     return Launch(
         shader,
         {b.name: resources.get(b.name, Bytes(b.name)) for b in shader.bindings},
         shader.parameters.pack(**{name: value for name, value in values.items() if name in names}),
-        fold_workgroups(-(-threads // WORKGROUP), limits.workgroups_per_dimension),
+        fold_workgroups(-(-threads // each), limits.workgroups_per_dimension),
     )

@@ -1,0 +1,184 @@
+"""Decode in subgroups: one query row a head, teams of lanes read keys side by side. For T = 1 on GPUs."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from wgattn._dtypes import float32, short_name
+from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.inputs import bindings, constants, parameters
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
+from wgattn._kernels.attention.naming import variant_name
+from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
+from wgattn._runtime.profile import DeviceProfile
+
+name = "decode_subgroups"
+MAX_DIM = 256
+WORKGROUP = 64
+MOST_HEADS = 8  # query heads that one read of a key serves
+ELEMENTS = 32  # of a lane's query and of its sums, over its heads: what stays in registers
+MOST_ELEMENTS = 96  # where no team is large enough for that
+TEAMS = (8, 16, 32, 4)  # lanes, as they are tried: eight read whole cache lines of most types
+SPLIT_KEYS = 256  # a split has no fewer keys: the merge reads every split
+SLACK = 8.0  # how far a logit may lie above the running maximum
+
+
+class Step(NamedTuple):
+    """A step of the exchange over lanes `mask` apart: what is halved, and the keys and heads a lane has after it."""
+
+    mask: int
+    kind: Literal["keys", "heads", "add"]
+    keys: int
+    heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """`lanes` that share the rows of `heads` query heads, and take `batch` keys at a time, `unit` bytes a read.
+
+    unit 0: rows are read four elements at a time, by the shared readers.
+    """
+
+    lanes: int
+    heads: int
+    batch: int
+    unit: int
+
+    def steps(self) -> tuple[Step, ...]:
+        """How products are summed over the team: keys are halved, then heads; what is odd is added by both sides."""
+        found, keys, heads, mask = [], self.batch, self.heads, self.lanes // 2
+        while mask:
+            kind: Literal["keys", "heads", "add"] = "keys" if keys > 1 else "heads" if heads % 2 == 0 else "add"
+            keys, heads = (keys // 2, heads) if kind == "keys" else (keys, heads // 2 if kind == "heads" else heads)
+            found.append(Step(mask, kind, keys, heads))
+            mask //= 2
+        return tuple(found)
+
+    @property
+    def doubles(self) -> int:
+        """Lanes that end up with the same logits."""
+        return 2 ** sum(step.kind == "add" for step in self.steps())
+
+
+def team_of(problem: AttentionProblem, profile: DeviceProfile) -> Team | None:
+    """The team that serves the most heads, in even shares, of lanes that hold few elements; None where none fits."""
+    dims = (problem.head_dim, problem.value_dim)
+    fitting = [n for n in TEAMS if n <= profile.team and not any(dim // 4 % n for dim in dims)]
+    for blocks in range(-(-problem.group // MOST_HEADS), problem.group + 1):
+        heads = -(-problem.group // blocks)
+        for most in (ELEMENTS, MOST_ELEMENTS):
+            for lanes in fitting:
+                if max(dims) * heads <= most * lanes:
+                    batch = min(lanes, 4 if problem.key_dtype == float32 else 8)
+                    return Team(lanes, heads, batch, _unit(problem, lanes))
+    return None
+
+
+def _unit(problem: AttentionProblem, lanes: int) -> int:
+    """The widest read that divides the rows among the lanes."""
+    size = problem.key_dtype.itemsize
+    if problem.rope is not None or not problem.exact_dims or problem.value_dtype != problem.key_dtype:
+        return 0
+    rows = math.gcd(problem.head_dim, problem.value_dim) * size
+    units = (unit for unit in (16, 8, 4) if unit >= 4 * size and unit <= problem.aligned)
+    return next((unit for unit in units if rows % (lanes * unit) == 0), 0)
+
+
+def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
+    if problem.queries != "one":
+        return unsupported("it takes T = 1 alone")
+    if max(problem.head_dim, problem.value_dim) > MAX_DIM:
+        return unsupported(f"it takes head dims up to {MAX_DIM}")
+    if not profile.team:
+        return unsupported("the device has no subgroups, or does not say how many lanes they have")
+    if team_of(problem, profile) is None:
+        return unsupported(f"a head's row does not fit the registers of {profile.team} lanes, the subgroup's least")
+    return enough_buffers(problem, profile)
+
+
+def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
+    return unsupported("it reads storage buffers, which is slow on a CPU adapter") if profile.is_cpu else SUPPORTED
+
+
+def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
+    team = _team(problem, profile)
+    steps = team.steps()
+    quads = int(team.unit // (4 * problem.key_dtype.itemsize)) if team.unit else 1
+    scaled = problem.scales and team.unit > 0  # once a logit and a weight; the shared readers scale what they read
+    element = "element" if problem.scales else "row"
+    return Variant(
+        family=name,
+        name=variant_name(name, problem, partial, f"n{team.heads}l{team.lanes}k{team.batch}u{team.unit}"),
+        template="attention/decode_subgroups.wgsl",
+        constants=(
+            *constants(problem, partial, unit=team.unit),
+            ("WORKGROUP", WORKGROUP),
+            ("HEADS", team.heads),
+            ("LANES", team.lanes),
+            ("TEAMS", WORKGROUP // team.lanes),
+            ("BATCH", team.batch),
+            ("OWN", steps[-1].heads),
+            ("OWN_LANES", team.lanes // team.batch),
+            ("DOUBLES", team.doubles),
+            ("UNIT", team.unit),
+            ("QUADS", quads),
+            ("KEY_QUADS", problem.head_dim // 4 // team.lanes),
+            ("VALUE_QUADS", problem.value_dim // 4 // team.lanes),
+            ("VALUE_CHUNKS", problem.value_dim // 4),
+            ("SLACK", SLACK),
+            ("SCALED", scaled),
+            ("steps", steps),
+            ("key_row", f"key_{element}"),
+            ("value_row", f"value_{element}"),
+            ("key_name", short_name(problem.key_dtype)),
+            ("value_name", short_name(problem.value_dtype)),
+        ),
+        bindings=bindings(problem, partial, unit=team.unit),
+        parameters=parameters(problem),
+        workgroup_bytes=_workgroup_bytes(problem, team),
+        features=frozenset({"subgroup"}),
+        reason=f"one query row: teams of {team.lanes} lanes read keys and values once for {team.heads} heads",
+    )
+
+
+def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
+    team = _team(problem, profile)
+    head_blocks = -(-problem.group // team.heads)
+
+    def workgroups(box: Box) -> int:
+        return box.batch * (box.size("n") // problem.group) * head_blocks
+
+    return plan_buffers(
+        problem,
+        call,
+        operands,
+        profile,
+        lambda partial: variant(problem, profile, partial),
+        workgroups,
+        splits_of=lambda box: splits_for(workgroups(box), box.size("s"), SPLIT_KEYS, profile),
+        max_keys=_max_keys(problem, team, profile),
+        whole_groups=True,
+    )
+
+
+def _team(problem: AttentionProblem, profile: DeviceProfile) -> Team:
+    team = team_of(problem, profile)
+    assert team is not None, "supports() was asked first"
+    return team
+
+
+def _workgroup_bytes(problem: AttentionProblem, team: Team) -> int:
+    """A top and a total a head and team, the sums of a head by team."""
+    teams = WORKGROUP // team.lanes
+    return teams * (2 * team.heads * 4 + problem.value_dim * 4)
+
+
+def _max_keys(problem: AttentionProblem, team: Team, profile: DeviceProfile) -> int | None:
+    """How many keys fit in the loop turns an invocation has; a row without keys loops over V besides."""
+    turns = profile.limits.loop_turns
+    if turns is None:
+        return None
+    taken = WORKGROUP // team.lanes * team.batch
+    return max((turns - 4096) // (1 + (taken // 8 * 9 if problem.empty_rows == "mean" else 0)), 1) * taken

@@ -1,0 +1,255 @@
+{% include "shared/prelude.wgsl" %}
+{% include "attention/hooks.wgsl" %}
+{% import "shared/elements.wgsl" as elements %}
+
+// Decode in subgroups: one query row a head against many keys. A team of LANES lanes holds the query rows of HEADS heads
+// and their sums in registers, every lane its share of the head dims, and takes BATCH keys at a time, which it reads side
+// by side. Products are summed over the team by an exchange in which each step halves what a lane has left: at its end
+// every lane holds the logits of one key. Nothing is shared between teams before the keys are done.
+{% set heads = range(HEADS) %}
+{% set batch = range(BATCH) %}
+{% set own = range(OWN) %}
+{% macro x(step, j, g) %}{{ "x" if step < 0 else "r%d" % step }}_{{ j }}_{{ g }}{% endmacro %}
+
+// HEADS · TEAMS · 4 bytes: each team's running maximum
+var<workgroup> tops: array<f32, HEADS * TEAMS>;
+// HEADS · TEAMS · 4 bytes: the sums of its weights
+var<workgroup> totals: array<f32, HEADS * TEAMS>;
+// TEAMS · VALUE_CHUNKS · 16 bytes: the sums of one head
+var<workgroup> sums: array<vec4f, TEAMS * VALUE_CHUNKS>;
+
+@compute @workgroup_size(WORKGROUP)
+fn decode(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) workgroups: vec3u,
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(subgroup_invocation_id) place: u32,
+) {
+    // Key/value heads lie closest, since their rows do.
+    let head_blocks = (parameters.G + HEADS - 1u) / HEADS;
+    var index = folded_index(workgroup, workgroups);
+    let units = parameters.N / parameters.G * head_blocks;
+    let unit = index % units;
+    index /= units;
+    let part = index % parameters.parts;
+    let b = index / parameters.parts;
+    if (b >= parameters.batch) {
+        return;
+    }
+    let n_first = unit / head_blocks * parameters.G + unit % head_blocks * HEADS;
+    let n_last = min(n_first + HEADS, (unit / head_blocks + 1u) * parameters.G) - 1u;
+    let k = key_head(n_first);
+
+    // Lanes of a subgroup are threads in a row, so a team is too.
+    let lane = place % LANES;
+    let home = place - lane;
+    let team = thread / LANES;
+    let own_key = lane / OWN_LANES;
+    let own_head = lane % OWN_LANES / DOUBLES * OWN;
+%% for step in steps
+    let upper_{{ loop.index0 }} = (lane & {{ step.mask }}u) != 0u;
+%% endfor
+
+    let scale = query_scale(b);
+%% for g in heads
+    let head_{{ g }} = min(n_first + {{ g }}u, n_last);
+%% for i in range(KEY_QUADS)
+%% set chunk = "(lane + %du) * QUADS + %du" % (i // QUADS * LANES, i % QUADS)
+%% if problem.rope is not none
+    let q_{{ g }}_{{ i }} = scale * load_query_rotated(query_row(b, 0u, head_{{ g }}), {{ chunk }}, position_of(b, 0u));
+%% else
+    let q_{{ g }}_{{ i }} = scale * load_query(query_row(b, 0u, head_{{ g }}), {{ chunk }});
+%% endif
+%% endfor
+%% for i in range(VALUE_QUADS)
+    var sum_{{ g }}_{{ i }} = vec4f();
+%% endfor
+    var top_{{ g }} = MASKED;
+%% endfor
+%% for o in own
+    var own_top_{{ o }} = MASKED;
+    var own_total_{{ o }} = 0.0;
+%% endfor
+
+    let from_key = parameters.key_first + part * parameters.part_keys;
+    let keys = block_keys(b, 0u, 0u, from_key, min(from_key + parameters.part_keys, parameters.key_end));
+    let kept = kept_keys(b, 0u);
+    for (var tile = keys.x; tile < keys.y; tile += TEAMS * BATCH) {
+        let first = tile + team * BATCH;
+%% for j in batch
+        let s_{{ j }} = min(first + {{ j }}u, keys.y - 1u);
+        let slot_{{ j }} = key_slot(b, s_{{ j }});
+%% if UNIT
+        let key_at_{{ j }} = {{ key_row }}(b, slot_{{ j }}, k) / {{ 4 * QUADS }}u + lane;
+%% for i in range(KEY_QUADS // QUADS)
+        let key_{{ j }}_{{ i }} = key[key_at_{{ j }} + {{ i * LANES }}u];
+%% endfor
+%% else
+        let key_at_{{ j }} = key_row(b, slot_{{ j }}, k);
+%% for i in range(KEY_QUADS)
+%% if problem.rope is not none
+        let k_{{ j }}_{{ i }} = load_key_rotated(key_at_{{ j }}, lane + {{ i * LANES }}u, key_position(b, s_{{ j }}));
+%% else
+        let k_{{ j }}_{{ i }} = load_key(key_at_{{ j }}, lane + {{ i * LANES }}u);
+%% endif
+%% endfor
+%% endif
+%% endfor
+%% for j in batch
+%% for g in heads
+        var x_{{ j }}_{{ g }} = 0.0;
+%% endfor
+%% for i in range(KEY_QUADS)
+%% if UNIT
+        let k_{{ j }}_{{ i }} = {{ elements.quad_of(key_name, UNIT, "key_%d_%d" % (j, i // QUADS), i % QUADS) }};
+%% endif
+%% for g in heads
+        x_{{ j }}_{{ g }} = add_dot(x_{{ j }}_{{ g }}, q_{{ g }}_{{ i }}, k_{{ j }}_{{ i }});
+%% endfor
+%% endfor
+%% endfor
+
+        // The exchange: first keys are shared out, then heads; what cannot be halved is added by both sides.
+%% for step in steps
+%% set at = loop.index0
+%% for j in range(step.keys)
+%% for g in range(step.heads)
+%% set a = x(at - 1, j, g)
+%% if step.kind == "add"
+        let {{ x(at, j, g) }} = {{ a }} + subgroupShuffleXor({{ a }}, {{ step.mask }}u);
+%% else
+%% set c = x(at - 1, j + step.keys, g) if step.kind == "keys" else x(at - 1, j, g + step.heads)
+        let {{ x(at, j, g) }} = select({{ a }}, {{ c }}, upper_{{ at }}) + subgroupShuffleXor(select({{ c }}, {{ a }}, upper_{{ at }}), {{ step.mask }}u);
+%% endif
+%% endfor
+%% endfor
+%% endfor
+
+        let own_s = first + own_key;
+%% for o in own
+        var y_{{ o }} = MASKED;
+%% endfor
+%% if SCALED
+        var value_scale = 0.0;
+%% endif
+        if (own_s < keys.y) {
+%% if SCALED
+            let scales_here = scales_at(b, key_slot(b, own_s), k);
+            let key_scale = scales[scales_here];
+            value_scale = scales[scales_here + 1u];
+%% endif
+%% for o in own
+            y_{{ o }} = logit({{ "key_scale * " if SCALED }}{{ x(steps | length - 1, 0, o) }}, b, min(n_first + own_head + {{ o }}u, n_last), 0u, own_s, kept);
+%% endfor
+        }
+
+        // A maximum is followed where it grew much: sums stay far from overflow, and rescaling is rare.
+        if (subgroupAny({% for o in own %}{{ " || " if o }}y_{{ o }} > own_top_{{ o }} + SLACK{% endfor %})) {
+%% for o in own
+            var high_{{ o }} = y_{{ o }};
+%% for step in steps
+%% if step.kind == "keys"
+            high_{{ o }} = max(high_{{ o }}, subgroupShuffleXor(high_{{ o }}, {{ step.mask }}u));
+%% endif
+%% endfor
+            high_{{ o }} = max(high_{{ o }}, own_top_{{ o }});
+            own_total_{{ o }} *= decay(own_top_{{ o }}, high_{{ o }});
+            own_top_{{ o }} = high_{{ o }};
+%% endfor
+%% for g in heads
+            let high_of_{{ g }} = subgroupShuffle(high_{{ g % OWN }}, home + {{ g // OWN * DOUBLES }}u);
+            let fade_{{ g }} = decay(top_{{ g }}, high_of_{{ g }});
+            top_{{ g }} = high_of_{{ g }};
+%% for i in range(VALUE_QUADS)
+            sum_{{ g }}_{{ i }} *= fade_{{ g }};
+%% endfor
+%% endfor
+        }
+%% for o in own
+        let w_{{ o }} = weight(y_{{ o }}, own_top_{{ o }});
+        own_total_{{ o }} += w_{{ o }};
+%% if SCALED
+        let v_{{ o }} = w_{{ o }} * value_scale;
+%% endif
+%% endfor
+
+%% for j in batch
+%% if UNIT
+        let value_at_{{ j }} = {{ value_row }}(b, slot_{{ j }}, k) / {{ 4 * QUADS }}u + lane;
+%% for i in range(VALUE_QUADS // QUADS)
+        let value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ i * LANES }}u];
+%% endfor
+%% else
+        let value_at_{{ j }} = value_row(b, slot_{{ j }}, k);
+%% endif
+%% endfor
+%% for j in batch
+%% for g in heads
+        let w_{{ j }}_{{ g }} = subgroupShuffle({{ "v" if SCALED else "w" }}_{{ g % OWN }}, home + {{ j * OWN_LANES + g // OWN * DOUBLES }}u);
+%% endfor
+%% for i in range(VALUE_QUADS)
+%% if UNIT
+        let v_{{ j }}_{{ i }} = {{ elements.quad_of(value_name, UNIT, "value_%d_%d" % (j, i // QUADS), i % QUADS) }};
+%% else
+        let v_{{ j }}_{{ i }} = load_value(value_at_{{ j }}, lane + {{ i * LANES }}u);
+%% endif
+%% for g in heads
+        sum_{{ g }}_{{ i }} += w_{{ j }}_{{ g }} * v_{{ j }}_{{ i }};
+%% endfor
+%% endfor
+%% endfor
+    }
+
+    // The teams' sums are brought to one maximum and added, a head after the other.
+%% for o in own
+%% for step in steps
+%% if step.kind == "keys"
+    own_total_{{ o }} += subgroupShuffleXor(own_total_{{ o }}, {{ step.mask }}u);
+%% endif
+%% endfor
+    if (own_key == 0u && lane % DOUBLES == 0u) {
+        totals[(own_head + {{ o }}u) * TEAMS + team] = own_total_{{ o }};
+        tops[(own_head + {{ o }}u) * TEAMS + team] = own_top_{{ o }};
+    }
+%% endfor
+    workgroupBarrier();
+%% for g in heads
+    var all_{{ g }} = MASKED;
+    for (var i = 0u; i < TEAMS; i++) {
+        all_{{ g }} = max(all_{{ g }}, tops[{{ g }}u * TEAMS + i]);
+    }
+    var total_{{ g }} = 0.0;
+    for (var i = 0u; i < TEAMS; i++) {
+        total_{{ g }} += totals[{{ g }}u * TEAMS + i] * decay(tops[{{ g }}u * TEAMS + i], all_{{ g }});
+    }
+%% endfor
+%% if problem.empty_rows == "mean"
+    let means = {% for g in heads %}{{ " || " if g else "" }}ends_as_mean(b, 0u, total_{{ g }}){% endfor %};
+%% endif
+%% for g in heads
+    let last_{{ g }} = decay(top_{{ g }}, all_{{ g }});
+%% for i in range(VALUE_QUADS)
+    sums[team * VALUE_CHUNKS + (lane + {{ i // QUADS * LANES }}u) * QUADS + {{ i % QUADS }}u] = last_{{ g }} * sum_{{ g }}_{{ i }};
+%% endfor
+    workgroupBarrier();
+    if (n_first + {{ g }}u <= n_last) {
+        for (var chunk = thread; chunk < VALUE_CHUNKS; chunk += WORKGROUP) {
+            var sum = sums[chunk];
+            for (var i = 1u; i < TEAMS; i++) {
+                sum += sums[i * VALUE_CHUNKS + chunk];
+            }
+            var all_values = vec4f();
+%% if problem.empty_rows == "mean"
+            if (means) {
+                all_values = sum_for_mean(part, b, k, chunk);
+            }
+%% endif
+            finish_chunk(part, b, 0u, n_first + {{ g }}u, all_{{ g }}, total_{{ g }}, chunk, sum, all_values);
+        }
+        if (thread == 0u) {
+            finish_row(part, b, 0u, n_first + {{ g }}u, all_{{ g }}, total_{{ g }});
+        }
+    }
+    workgroupBarrier();
+%% endfor
+}
