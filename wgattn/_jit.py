@@ -52,6 +52,7 @@ class JitFunction:
             raise ValueError(f"arguments {sorted(both)} of {self._name} are static: they hold no memory to donate")
         self._validate = validate
         self._traces: dict[Any, Traced] = {}
+        self._donated_leaves_of: dict[Any, frozenset[int]] = {}
         self._lock = threading.RLock()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -81,8 +82,7 @@ class JitFunction:
             value = array._step.values[array._result]
             avals.append(array._aval)
             layouts.append(value.view if isinstance(value, Stored) else View.natural(array.shape))
-        donated = frozenset(i for i in range(len(avals)) if self._donated and self._top(bound, i) in self._donated)
-        return Lowered(self, self._traced(bound, avals), tuple(layouts), donated)
+        return Lowered(self, self._traced(bound, avals), tuple(layouts), self._places(bound))
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         tree_util = _tree.util()
@@ -156,39 +156,41 @@ class JitFunction:
         return self._apply(bound, [x if isinstance(x, Array) else asarray(x) for x in bound.leaves])
 
     def _donated_leaves(self, bound: Arguments, arrays: list[Array]) -> list[int]:
-        if not self._donated:
-            return []
-        donated = []
-        for i, array in enumerate(arrays):
-            top = self._top(bound, i)
-            if top not in self._donated:
-                continue
+        donated = sorted(self._places(bound))
+        for i in donated:
             if not isinstance(bound.leaves[i], Array):
                 raise TypeError(
                     f"argument {self._path(bound, i)} of {self._name} is to be donated, and is no wgattn.Array but "
                     f"{type(bound.leaves[i]).__name__}: only device memory can be; give wgattn.device_put(x)"
                 )
-            _run.stored(array._step, array._result)  # raises for one that is donated already
-            donated.append(i)
+            _run.stored(arrays[i]._step, arrays[i]._result)  # raises for one that is donated already
         return donated
 
-    def _keys(self, bound: Arguments, i: int) -> Any:
+    def _places(self, bound: Arguments) -> frozenset[int]:
+        """The leaves of the arguments that are donated, by number or by name; found once a tree."""
+        if not self._donated:
+            return frozenset()
+        found = self._donated_leaves_of.get(bound.tree)
+        if found is None:
+            tops = [keys[1].key for keys in self._keys(bound)]
+            numbers = [self._parameters.index(top) if top in self._parameters else top for top in tops]
+            found = frozenset(i for i, number in enumerate(numbers) if number in self._donated)
+            self._donated_leaves_of[bound.tree] = found
+        return found
+
+    def _keys(self, bound: Arguments) -> list[Any]:
+        """The path of each leaf."""
         tree_util = _tree.util()
 
         tree, _ = bound.tree
         with_paths, _ = tree_util.tree_flatten_with_path(tree_util.tree_unflatten(tree, range(len(bound.leaves))))
-        return with_paths[i][0]
-
-    def _top(self, bound: Arguments, i: int) -> int | str:
-        """The argument that leaf i belongs to: its number, or its name where it was given by name."""
-        key = self._keys(bound, i)[1].key
-        return self._parameters.index(key) if key in self._parameters else key
+        return [keys for keys, _ in with_paths]
 
     def _path(self, bound: Arguments, i: int) -> str:
         """Leaf i as its user would write it: q, or q['w'][0]."""
         tree_util = _tree.util()
 
-        _, top, *rest = self._keys(bound, i)
+        _, top, *rest = self._keys(bound)[i]
         return self._called(top.key) + tree_util.keystr(tuple(rest))
 
     def _called(self, key: int | str) -> str:
