@@ -34,7 +34,6 @@ FLOORS = {
     "_linearize": 5,
     "_gradient": 5,
     "nn": 6,
-    "_merge": 6,
     "_bind": 6,
     "_cache": 6,
     "_cache_bind": 6,
