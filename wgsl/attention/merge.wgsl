@@ -14,8 +14,9 @@ struct Merged {
 %% if PART_LANES > 1
 // WORKGROUP · 8 bytes
 var<workgroup> ends_of: array<vec2f, WORKGROUP>;
-// WORKGROUP · 16 bytes, twice
+// WORKGROUP · 16 bytes
 var<workgroup> sums_of: array<vec4f, WORKGROUP>;
+// WORKGROUP · 16 bytes
 var<workgroup> unweighted_of: array<vec4f, WORKGROUP>;
 
 %% endif
