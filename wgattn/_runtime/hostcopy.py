@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))  # that copy at once, the caller's own among them
+THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))  # that copy at once, the caller's own among them
 PART = 4 << 20  # bytes that are worth waking a thread for
 PAGE = 4096
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .device import Device
 
 TextureKey = tuple[int, int, TextureFormat]
-CHUNK = 16 << 20  # bytes a staging buffer takes at most, so that the host's copy and the device's overlap
+CHUNK = 32 << 20  # bytes a staging buffer takes at most, so that the host's copy and the device's overlap
 CHUNKS = 4  # staging buffers of a size that are kept in flight
 SPARE = 64 << 20  # free bytes that are always kept
 SMALL = 1 << 16  # bytes below which the queue's own write is quicker than mapping
