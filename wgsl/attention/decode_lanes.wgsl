@@ -9,18 +9,19 @@
 {# Whether texels have room for more than a row: their last elements are not the row's. #}
 {% set key_open, value_open = key_texels * quads.key > key_chunks, value_texels * quads.value > value_chunks %}
 {% set found = problem.paged or problem.ring %}
-{% set key_scaled, value_scaled = key_texel in ("u8", "i8"), value_texel in ("u8", "i8") %}
+{% set key_scaled, value_scaled, blocks = key_texel in ("u8", "i8"), value_texel in ("u8", "i8"), value_texel == "u8" %}
 
 // Decode, head dims in lanes, for CPU adapters: a subgroup owns one key/value head, HEADS query heads of its group and
 // one part of its keys. A lane holds a texel of dims of the query rows and of their sums, and a turn takes TURN keys: one
-// read of each serves all heads, and lanes add their products by shuffles. The body is small on purpose: with eight keys
-// unrolled it waits for its own instructions.
+// read of each serves all heads, and lanes add their products by shuffles. Rows of few texels leave lanes free: LANES of
+// them share a key, and the subgroup takes several keys side by side, whose sums are joined at the end. The body is small
+// on purpose: with eight keys unrolled it waits for its own instructions.
 
 %% if problem.ring
 {{ ring.position() }}
 
 %% endif
-{{ texels.keys(problem, stored_names, value_texel == "u8") }}
+{{ texels.keys(problem, stored_names, blocks) }}
 fn scaled_query(row: u32, chunk: u32, b: u32, scale: f32) -> vec4f {
 %% if problem.rope is not none
     return scale * load_query_rotated(row, chunk, position_of(b, 0u));
@@ -65,13 +66,19 @@ fn decode_lanes(
 %% endif
     let scale = query_scale(b);
 
+    let column = lane % LANES;
+    let beside = lane / LANES;
     // Lanes past the row's end read its last texel again, and their products and sums are left out.
 %% for d in range(key_reads)
-    let key_column_{{ d }} = min(lane + {{ d * SUBGROUP }}u, {{ key_texels - 1 }}u);
-    let key_there_{{ d }} = lane + {{ d * SUBGROUP }}u < {{ key_texels }}u;
+    let key_column_{{ d }} = min(column + {{ d * SUBGROUP }}u, {{ key_texels - 1 }}u);
+    let key_there_{{ d }} = column + {{ d * SUBGROUP }}u < {{ key_texels }}u;
+    let key_scale_{{ d }} = {{ "key_column_%s" | format(d) if blocks else "0u" }};
 %% endfor
 %% for d in range(value_reads)
-    let value_column_{{ d }} = min(lane + {{ d * SUBGROUP }}u, {{ value_texels - 1 }}u);
+    let value_column_{{ d }} = min(column + {{ d * SUBGROUP }}u, {{ value_texels - 1 }}u);
+%% if value_scaled
+    let value_scale_{{ d }} = {{ "value_scales() + value_column_%s" | format(d) if blocks else "value_scales()" }};
+%% endif
 %% endfor
 %% for g in range(HEADS)
     let n_{{ g }} = k * group + min(first_head + {{ g }}u, group - 1u);
@@ -80,12 +87,13 @@ fn decode_lanes(
 %% for i in range(quads.key)
     let chunk_{{ g }}_{{ d }}_{{ i }} = {{ quads.key }}u * key_column_{{ d }} + {{ i }}u;
 %% if key_open
-    let read_{{ g }}_{{ d }}_{{ i }} = scaled_query(query_at_{{ g }}, min(chunk_{{ g }}_{{ d }}_{{ i }}, {{ key_chunks - 1 }}u), b, scale);
+    let in_row_{{ g }}_{{ d }}_{{ i }} = min(chunk_{{ g }}_{{ d }}_{{ i }}, {{ key_chunks - 1 }}u);
     let there_{{ g }}_{{ d }}_{{ i }} = key_there_{{ d }} && chunk_{{ g }}_{{ d }}_{{ i }} < {{ key_chunks }}u;
 %% else
-    let read_{{ g }}_{{ d }}_{{ i }} = scaled_query(query_at_{{ g }}, chunk_{{ g }}_{{ d }}_{{ i }}, b, scale);
+    let in_row_{{ g }}_{{ d }}_{{ i }} = chunk_{{ g }}_{{ d }}_{{ i }};
     let there_{{ g }}_{{ d }}_{{ i }} = key_there_{{ d }};
 %% endif
+    let read_{{ g }}_{{ d }}_{{ i }} = scaled_query(query_at_{{ g }}, in_row_{{ g }}_{{ d }}_{{ i }}, b, scale);
     let q_{{ g }}_{{ d }}_{{ i }} = select(vec4f(), read_{{ g }}_{{ d }}_{{ i }}, there_{{ g }}_{{ d }}_{{ i }});
 %% endfor
 %% endfor
@@ -99,112 +107,122 @@ fn decode_lanes(
 %% endfor
 %% endfor
 
-%% if problem.paged
-    // A page after another, each looked up once.
-    for (var first = keys.x; first < keys.y; first = (first | ((1u << parameters.page_bits) - 1u)) + 1u) {
-    let page = find_page(b, first);
-    let end = min((first | ((1u << parameters.page_bits) - 1u)) + 1u, keys.y);
-    for (var s = first; s < end; s += TURN) {
-%% else
-    let end = keys.y;
-    for (var s = keys.x; s < end; s += TURN) {
-%% endif
+    // A page after another, each looked up once, and passed by where it is none; without pages all keys are one.
+    for (var first = keys.x; first < keys.y; first = page_end(first, keys.y)) {
+        let page = find_page(b, first);
+        let end = select(first, page_end(first, keys.y), page.there);
+        for (var s = first; s < end; s += TURN * BESIDE) {
 %% if problem.segments
-        // Keys of other segments are passed by; the last one is worked on in any case.
-        for (; s + 1u < end && !same_segment(b, 0u, s); s++) {
-        }
+            // Keys of other segments are passed by; the last one is worked on in any case.
+            for (; s + 1u < end && !same_segment(b, 0u, s); s++) {
+            }
 %% endif
 %% for j in range(TURN)
-        let s_{{ j }} = min(s + {{ j }}u, end - 1u);
+            let index_{{ j }} = s + {{ j }}u * BESIDE + beside;
+            let s_{{ j }} = min(index_{{ j }}, end - 1u);
 %% if found
-        let found_{{ j }} = find_key(s_{{ j }}, {{ "page" if problem.paged else "Page(0u, true)" }}, length);
-        let slot_{{ j }} = found_{{ j }}.slot;
-        let position_{{ j }} = {{ "found_0.position" if j == 0 else "select(NOWHERE, found_%s.position, s + %su < end)" | format(j, j) }};
-%% if problem.paged
-        // What lies where no page is found is anything: a weight of 0 would not do.
-        let there_{{ j }} = page.there;
-%% endif
+            let found_{{ j }} = find_key(s_{{ j }}, page, length);
+            let slot_{{ j }} = found_{{ j }}.slot;
+            let position_{{ j }} = select(NOWHERE, found_{{ j }}.position, index_{{ j }} < end);
 %% else
-        let slot_{{ j }} = s_{{ j }};
-        let position_{{ j }} = i32(s + {{ j }}u);
+            let slot_{{ j }} = s_{{ j }};
+            let position_{{ j }} = i32(index_{{ j }});
 %% endif
 %% for name in stored_names
-        let {{ name }}_at_{{ j }} = {{ name }}_texels(b, s_{{ j }}, slot_{{ j }}, k);
+            let {{ name }}_at_{{ j }} = {{ name }}_texels(b, s_{{ j }}, slot_{{ j }}, k);
 %% endfor
 %% for d in range(key_reads)
-        let key_{{ j }}_{{ d }} = textureLoad(key, vec2u(key_at_{{ j }}.x + key_column_{{ d }}, key_at_{{ j }}.y));
+            let key_{{ j }}_{{ d }} = textureLoad(key, vec2u(key_at_{{ j }}.x + key_column_{{ d }}, key_at_{{ j }}.y));
 %% for i in range(quads.key)
-        let k_{{ j }}_{{ d }}_{{ i }} = {{ texels.four("key_%s_%s" | format(j, d), key_texel, i) }};
+            let k_{{ j }}_{{ d }}_{{ i }} = {{ texels.four("key_%s_%s" | format(j, d), key_texel, i) }};
 %% endfor
-%% if key_scaled and (key_texel == "u8" or d == 0)
-        let key_scale_{{ j }}_{{ d }} = scale_at(scales_at_{{ j }}, {{ "key_column_%s" | format(d) if key_texel == "u8" else "0u" }});
+%% if key_scaled
+            let key_scale_{{ j }}_{{ d }} = scale_at(scales_at_{{ j }}, key_scale_{{ d }});
 %% endif
 %% endfor
 %% if problem.segments
-        let same_{{ j }} = same_segment(b, 0u, s_{{ j }});
+            let same_{{ j }} = same_segment(b, 0u, s_{{ j }});
 %% endif
 %% for g in range(HEADS)
-        var sum_{{ g }}_{{ j }} = 0.0;
+            var sum_{{ g }}_{{ j }} = 0.0;
 %% for d in range(key_reads)
-        var product_{{ g }}_{{ j }}_{{ d }} = dot(q_{{ g }}_{{ d }}_0, k_{{ j }}_{{ d }}_0);
+            var product_{{ g }}_{{ j }}_{{ d }} = dot(q_{{ g }}_{{ d }}_0, k_{{ j }}_{{ d }}_0);
 %% for i in range(1, quads.key)
-        product_{{ g }}_{{ j }}_{{ d }} += dot(q_{{ g }}_{{ d }}_{{ i }}, k_{{ j }}_{{ d }}_{{ i }});
+            product_{{ g }}_{{ j }}_{{ d }} += dot(q_{{ g }}_{{ d }}_{{ i }}, k_{{ j }}_{{ d }}_{{ i }});
 %% endfor
-        sum_{{ g }}_{{ j }} += {{ "key_scale_%s_%s * " | format(j, d if key_texel == "u8" else 0) if key_scaled }}product_{{ g }}_{{ j }}_{{ d }};
-%% endfor
-%% for step in xor_steps
-        sum_{{ g }}_{{ j }} += subgroupShuffleXor(sum_{{ g }}_{{ j }}, {{ step }}u);
-%% endfor
-        let logit_{{ g }}_{{ j }} = logit_at(sum_{{ g }}_{{ j }}, b, n_{{ g }}, 0u, s + {{ j }}u, position_{{ j }}, kept);
-%% if problem.segments
-        let x_{{ g }}_{{ j }} = select(MASKED, logit_{{ g }}_{{ j }}, same_{{ j }});
+%% if key_scaled
+            sum_{{ g }}_{{ j }} += key_scale_{{ j }}_{{ d }} * product_{{ g }}_{{ j }}_{{ d }};
 %% else
-        let x_{{ g }}_{{ j }} = logit_{{ g }}_{{ j }};
+            sum_{{ g }}_{{ j }} += product_{{ g }}_{{ j }}_{{ d }};
+%% endif
+%% endfor
+%% for step in row_steps
+            sum_{{ g }}_{{ j }} += subgroupShuffleXor(sum_{{ g }}_{{ j }}, {{ step }}u);
+%% endfor
+            let logit_{{ g }}_{{ j }} = logit_at(sum_{{ g }}_{{ j }}, b, n_{{ g }}, 0u, index_{{ j }}, position_{{ j }}, kept);
+%% if problem.segments
+            let x_{{ g }}_{{ j }} = select(MASKED, logit_{{ g }}_{{ j }}, same_{{ j }});
+%% else
+            let x_{{ g }}_{{ j }} = logit_{{ g }}_{{ j }};
 %% endif
 %% endfor
 %% endfor
 %% for g in range(HEADS)
-        var high_{{ g }} = top_{{ g }};
+            var high_{{ g }} = top_{{ g }};
 %% for j in range(TURN)
-        high_{{ g }} = max(high_{{ g }}, x_{{ g }}_{{ j }});
+            high_{{ g }} = max(high_{{ g }}, x_{{ g }}_{{ j }});
 %% endfor
-        let fade_{{ g }} = decay(top_{{ g }}, high_{{ g }});
-        top_{{ g }} = high_{{ g }};
-        total_{{ g }} *= fade_{{ g }};
+            let fade_{{ g }} = decay(top_{{ g }}, high_{{ g }});
+            top_{{ g }} = high_{{ g }};
+            total_{{ g }} *= fade_{{ g }};
 %% for j in range(TURN)
-        let p_{{ g }}_{{ j }} = decay(x_{{ g }}_{{ j }}, high_{{ g }});
-        total_{{ g }} += p_{{ g }}_{{ j }};
+            let p_{{ g }}_{{ j }} = decay(x_{{ g }}_{{ j }}, high_{{ g }});
+            total_{{ g }} += p_{{ g }}_{{ j }};
 %% endfor
 %% endfor
 %% for d in range(value_reads)
 %% for j in range(TURN)
-        let value_{{ j }}_{{ d }} = textureLoad(value, vec2u(value_at_{{ j }}.x + value_column_{{ d }}, value_at_{{ j }}.y));
+            let value_{{ j }}_{{ d }} = textureLoad(value, vec2u(value_at_{{ j }}.x + value_column_{{ d }}, value_at_{{ j }}.y));
 %% for i in range(quads.value)
-{% set four = texels.four("value_%s_%s" | format(j, d), value_texel, i) %}
-        let v_{{ j }}_{{ d }}_{{ i }} = {{ "select(vec4f(), %s, there_%s)" | format(four, j) if problem.paged else four }};
+            let v_{{ j }}_{{ d }}_{{ i }} = {{ texels.four("value_%s_%s" | format(j, d), value_texel, i) }};
 %% endfor
-%% if value_scaled and (value_texel == "u8" or d == 0)
-{% set scale = "scale_at(scales_at_%s, value_scales()%s)" | format(j, " + value_column_%s" | format(d) if value_texel == "u8" else "") %}
-        let value_scale_{{ j }}_{{ d }} = {{ "select(0.0, %s, there_%s)" | format(scale, j) if problem.paged else scale }};
+%% if value_scaled
+            let value_scale_{{ j }}_{{ d }} = scale_at(scales_at_{{ j }}, value_scale_{{ d }});
 %% endif
 %% endfor
 %% for g in range(HEADS)
 %% for j in range(TURN)
-{% set scaled = " * value_scale_%s_%s" | format(j, d if value_texel == "u8" else 0) if value_scaled else "" %}
-        let w_{{ g }}_{{ j }}_{{ d }} = p_{{ g }}_{{ j }}{{ scaled }};
+%% if value_scaled
+            let w_{{ g }}_{{ j }}_{{ d }} = p_{{ g }}_{{ j }} * value_scale_{{ j }}_{{ d }};
+%% else
+            let w_{{ g }}_{{ j }}_{{ d }} = p_{{ g }}_{{ j }};
+%% endif
 %% endfor
 %% for i in range(quads.value)
-        sums_{{ g }}_{{ d }}_{{ i }} = sums_{{ g }}_{{ d }}_{{ i }} * fade_{{ g }}
+            sums_{{ g }}_{{ d }}_{{ i }} = sums_{{ g }}_{{ d }}_{{ i }} * fade_{{ g }}
 %% for j in range(TURN)
-            + w_{{ g }}_{{ j }}_{{ d }} * v_{{ j }}_{{ d }}_{{ i }}{{ ";" if loop.last }}
+                + w_{{ g }}_{{ j }}_{{ d }} * v_{{ j }}_{{ d }}_{{ i }}{{ ";" if loop.last }}
 %% endfor
 %% endfor
 %% endfor
 %% endfor
+        }
     }
-{{ "    }" if problem.paged }}
 
 %% for g in range(HEADS)
+%% for step in join_steps
+    let high_{{ g }}_{{ step }} = max(top_{{ g }}, subgroupShuffleXor(top_{{ g }}, {{ step }}u));
+    let fade_{{ g }}_{{ step }} = decay(top_{{ g }}, high_{{ g }}_{{ step }});
+    top_{{ g }} = high_{{ g }}_{{ step }};
+    total_{{ g }} *= fade_{{ g }}_{{ step }};
+    total_{{ g }} += subgroupShuffleXor(total_{{ g }}, {{ step }}u);
+%% for d in range(value_reads)
+%% for i in range(quads.value)
+    sums_{{ g }}_{{ d }}_{{ i }} *= fade_{{ g }}_{{ step }};
+    sums_{{ g }}_{{ d }}_{{ i }} += subgroupShuffleXor(sums_{{ g }}_{{ d }}_{{ i }}, {{ step }}u);
+%% endfor
+%% endfor
+%% endfor
 %% if not PARTIAL
     let end_{{ g }} = row_end(top_{{ g }}, total_{{ g }}, b, 0u, n_{{ g }});
 %% endif
@@ -235,12 +253,13 @@ fn decode_lanes(
 %% endif
 %% for d in range(value_reads)
         let texel_{{ d }} = textureLoad(value, vec2u(at.x + value_column_{{ d }}, at.y));
-%% if value_scaled and (value_texel == "u8" or d == 0)
-        let value_scale_{{ d }} = scale_at(scales_at, value_scales(){{ " + value_column_%s" | format(d) if value_texel == "u8" }});
+%% if value_scaled
+        let factor_{{ d }} = scale_at(scales_at, value_scale_{{ d }});
+%% else
+        let factor_{{ d }} = 1.0;
 %% endif
 %% for i in range(quads.value)
-{% set scaled = "value_scale_%s * " | format(d if value_texel == "u8" else 0) if value_scaled else "" %}
-        mean_{{ d }}_{{ i }} += {{ scaled }}{{ texels.four("texel_%s" | format(d), value_texel, i) }};
+        mean_{{ d }}_{{ i }} += factor_{{ d }} * {{ texels.four("texel_%s" | format(d), value_texel, i) }};
 %% endfor
 %% endfor
     }

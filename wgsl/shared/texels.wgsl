@@ -45,6 +45,15 @@ fn find_page(b: u32, s: u32) -> Page {
 %% endif
 }
 
+// The key behind those that are looked up with key s, at most `end`.
+fn page_end(s: u32, end: u32) -> u32 {
+%% if problem.paged
+    return min((s | ((1u << parameters.page_bits) - 1u)) + 1u, end);
+%% else
+    return end;
+%% endif
+}
+
 // A key: its slot in the pool, and its position, NOWHERE for one that no page holds.
 struct Found {
     slot: u32,

@@ -10,9 +10,9 @@ from wgattn._kernels.attention.inputs import bindings, constants, parameters, te
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
-from wgattn._kernels.attention.textures import Textures, stored_names, texture_fields, unbuffered
+from wgattn._kernels.attention.textures import Textures, row_elements, stored_names, texture_fields, unbuffered
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
-from wgattn._kernels.texture import FOLD
+from wgattn._kernels.texture import FOLD, TEXEL
 from wgattn._runtime.profile import DeviceProfile
 
 name = "decode_lanes"
@@ -37,9 +37,19 @@ def heads_at_once(group: int) -> int:
     return -(-group // -(-group // MOST_HEADS))
 
 
+def lanes_a_key(problem: AttentionProblem, subgroup: int) -> int:
+    """Lanes that share a key, a power of two: as many as its row has texels, or all."""
+    most = 1
+    for name, dim in (("key", problem.head_dim), ("value", problem.value_dim)):
+        dtype = texel_dtype(problem, name)
+        most = max(most, -(-row_elements(dtype, dim) * dtype.itemsize // TEXEL))
+    return min(1 << (most - 1).bit_length(), subgroup)
+
+
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
     subgroup = profile.subgroup_size or 0
     heads = heads_at_once(problem.group)
+    lanes = lanes_a_key(problem, subgroup)
     return Variant(
         family=name,
         name=variant_name(name, problem, partial, f"n{heads}", f"sg{subgroup}"),
@@ -51,8 +61,11 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("FOLD", FOLD),
             ("HEADS", heads),
             ("TURN", TURN),
+            ("LANES", lanes),
+            ("BESIDE", subgroup // max(lanes, 1)),
             ("SUBGROUP", subgroup),
-            ("xor_steps", tuple(1 << i for i in range(subgroup.bit_length() - 1))),
+            ("row_steps", tuple(1 << i for i in range(lanes.bit_length() - 1))),
+            ("join_steps", tuple(1 << i for i in range(lanes.bit_length() - 1, subgroup.bit_length() - 1))),
         ),
         bindings=bindings(problem, partial, unbuffered(stored_names(problem))),
         parameters=parameters(

@@ -21,6 +21,11 @@ def stored_names(problem: AttentionProblem) -> tuple[str, ...]:
     return ("key", "value", "scales") if problem.scales else ("key", "value")
 
 
+def row_elements(dtype: np.dtype, dim: int) -> int:
+    """Elements of a row of `dim` values: bytes are packed int4, whole blocks of it."""
+    return -(-dim // 32) * 16 if dtype == uint8 else dim
+
+
 def unbuffered(names: tuple[str, ...]) -> tuple[str, ...]:
     """What the shared hooks leave to a kernel that reads `names` from textures."""
     return (*names, "segments")
@@ -119,7 +124,7 @@ class Textures:
             return float32, -(-self.operands[name].shape[4] // 4) * 4
         dtype = texel_dtype(self.problem, name)
         dim = self.problem.value_dim if name == "value" else self.problem.head_dim
-        return dtype, -(-dim // 32) * 16 if dtype == uint8 else dim
+        return dtype, row_elements(dtype, dim)
 
     def _whole(self, name: str) -> Operand:
         """A pool by itself: it is the same for every batch entry."""
