@@ -9,11 +9,11 @@ import pytest
 
 from tests.kernels.run_plan import program_of
 from wgattn import _reference, _runtime
-from wgattn._dtypes import bfloat16, float16, float32
+from wgattn._dtypes import bfloat16, float8_e4m3fn, float16, float32, int8
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.kernel import Bytes, CopyToTexture, Launch, Operand, Plan, natural_strides
 from wgattn._kernels.rotation import Rope, tables
-from wgattn._kernels.texture import FOLD, Rotation, Texels, fill, lay
+from wgattn._kernels.texture import FOLD, Held, Rotation, Texels, fill, lay
 from wgattn._runtime import program as device
 from wgattn._runtime.profile import Limits
 
@@ -33,12 +33,15 @@ def filled(
     dim: int | None = None,
     limits: Limits = LIMITS,
     rotation: Rotation | None = None,
+    held: Held | None = None,
     **others: np.ndarray,
 ) -> tuple[np.ndarray, tuple[Launch | CopyToTexture, ...]]:
     """What the texture holds afterwards, as (batch, tokens, heads, dim), and the steps that were taken."""
     source = operand(view, base)
     texels = lay(source, base.dtype if rotation is None else float32, dim or view.shape[4], rotation is not None)
-    steps = fill(source, "source", texels, "made", limits, rotation)
+    if held is not None and held.pages is not None:
+        texels = replace(texels, copied=False, side=1, apart=False, tokens=held.tokens)
+    steps = fill(source, "source", texels, "made", limits, rotation, held or Held())
     given = {"source": base, **others}
     sizes = {name: -(-array.nbytes // 4) * 4 for name, array in given.items()}
     texture = texels.texture
@@ -167,6 +170,37 @@ def test_source_larger_than_a_binding() -> None:
     whole, _ = filled(base, base, 32, LIMITS, rotation, rope_tables=tables(Rope(), 20))
     parts, _ = filled(base, base, 32, limits, rotation, rope_tables=tables(Rope(), 20))
     np.testing.assert_array_equal(whole, parts)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("dtype", [int8, float8_e4m3fn])
+@pytest.mark.parametrize(("D", "pad", "copies"), [(64, 0, True), (20, 0, False), (13, 3, False), (14, 1, False)])
+def test_bytes(dtype: np.dtype, D: int, pad: int, copies: bool) -> None:
+    """Sixteen a texel; rows that end inside a word, and that start inside one, beside anything."""
+    base = normal(1, 2, 9, 4, D + pad, dtype=dtype)
+    found, steps = filled(base, base[..., :D], -(-D // 16) * 16)
+    assert copied(steps) == copies
+    np.testing.assert_array_equal(found[..., :D].view(np.uint8), flat(base[..., :D]).view(np.uint8))
+    assert not found[..., D:].view(np.uint8).any()
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("binding_bytes", [1 << 20, 2048])
+def test_pages(binding_bytes: int) -> None:
+    """Tokens 3 … 12 of each sequence by its table, as far as its length goes, from a pool bound in parts."""
+    pool = normal(1, 1, 7 * 4, 3, 20)
+    table = np.array([[6, 0, 5, -1], [2, 3, 1, 4]], np.int32)
+    lengths = np.array([11, 5], np.int32)
+    rows = np.concatenate([lengths, table.ravel()])
+    view = np.broadcast_to(pool, (1, 2, *pool.shape[2:]))
+    held = Held(3, Bytes("rows"), lengths=(0, 0, 1), pages=(2, 0, 4), page_size=4, tokens=10)
+    limits = replace(LIMITS, binding_bytes=binding_bytes)
+    found, steps = filled(pool, view, 32, limits, held=held, rows=rows)
+    assert (len(steps) > 1) == (binding_bytes < pool.nbytes)
+    for b, length in enumerate(lengths):
+        for token in range(3, min(length, 13)):
+            page, at = table[b, token // 4], token % 4
+            np.testing.assert_array_equal(found[b, token - 3, :, :20], pool[0, 0, 4 * page + at])
 
 
 def test_row_that_cannot_be_bound() -> None:
