@@ -10,7 +10,7 @@ import numpy as np
 
 from ._array import Array, apply, asarray, bounded, broadcast, elementwise, of
 from ._bind import per_entry, rope_of
-from ._cache_bind import new_rows
+from ._cache_bind import new_rows, new_tokens
 from ._cache_checks import (
     check_appended,
     check_capacity,
@@ -276,7 +276,7 @@ class KVCache:
         chosen = {name: apply(CacheMove(), array, source) for name, array in self._arrays().items() if name in moved}
         return replace(self, **chosen)
 
-    def reserve(self, tokens: int | Int[np.ndarray, " B"]) -> KVCache:
+    def reserve(self, tokens: int | Int[np.ndarray, " B"] | ArrayLike) -> KVCache:
         """The cache with pages for `tokens` more tokens a sequence, an int or (B,), that no other sequence has.
 
         For a paged cache, before a jitted function that appends as many. Shared pages that would be written are copied.
@@ -285,7 +285,7 @@ class KVCache:
         Raises ValueError beyond the capacity, and where no page is free; TypeError while a function is traced.
         """
         self._alive()
-        counts = np.broadcast_to(np.asarray(tokens), (self.batch,))
+        counts = new_tokens(tokens, self.batch)
         if self.pages is None:
             require(partial(check_capacity, counts, self._limit()), self.lengths)
             return self

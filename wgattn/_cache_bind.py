@@ -3,6 +3,8 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import masks
 from ._array import Array
 from ._bind import BoundCall, array_of
@@ -35,6 +37,16 @@ def new_rows(cache: "KVCache", key: Any, value: Any) -> tuple[Array, Array]:
     if whole["key"].shape[1] != whole["value"].shape[1]:
         raise ValueError(f"key {rows['key'].shape} and value {rows['value'].shape} must have one T")
     return whole["key"], whole["value"]
+
+
+def new_tokens(given: Any, batch: int) -> np.ndarray:
+    """How many tokens each sequence is to have room for, (B,)."""
+    counts = np.asarray(given)
+    if counts.dtype.kind not in "iu" or counts.shape not in ((), (batch,)) or (counts < 0).any():
+        raise ValueError(
+            f"tokens is a number of at least 0, or one a sequence, integers (B,) = ({batch},); got {given!r}"
+        )
+    return np.broadcast_to(counts, (batch,))
 
 
 def bind_cached(query: Any, cache: "KVCache") -> BoundCall:

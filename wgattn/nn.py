@@ -150,7 +150,7 @@ def cached_attention(
 
     Args:
         query: BTNH, or TNH where the cache has one sequence; float32, float16 or bfloat16, whatever the cache holds.
-        cache: a `wgattn.KVCache`. Its window, if it has one, applies by itself.
+        cache: a `wgattn.KVCache`. Its lengths, and its window if it has one, apply by themselves.
         is_causal: True unless told: key j is kept by query i where j ≤ i + query_offset. False for cross attention.
         query_seq_lengths: int32 (B,): rows past them are 0. They do not move the others: give `query_offset` where the
             T queries of a sequence are not its last T tokens.

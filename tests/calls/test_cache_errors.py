@@ -138,6 +138,11 @@ def test_truncate_reorder_fork_and_reserve():
         cache().fork([0, 2])
     with pytest.raises(ValueError, match=r"indices are int32 \(M,\), at least one; got float32"):
         cache().fork(np.zeros(2, np.float32))
+    for tokens in (-1, np.array([1, 2, 3]), np.ones(2)):
+        with pytest.raises(
+            ValueError, match=r"tokens is a number of at least 0, or one a sequence, integers \(B,\) = \(2,\)"
+        ):
+            cache().reserve(tokens)
     with pytest.raises(ValueError, match=r"none of the 3 is free: create the cache with more pages"):
         cache(layout="paged", page_size=8, pages=3).reserve(16)
 
