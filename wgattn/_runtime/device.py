@@ -82,7 +82,9 @@ class Device:
         check_barriers(self)
         if self.profile.subgroups:
             size = probe_subgroups(self)
-            self.profile = replace(self.profile, subgroup_size=size if info.kind == "cpu" else None)
+            least = provider.subgroup_least(adapter, size)
+            on_cpu = {"subgroup_size": size} if info.kind == "cpu" else {}
+            self.profile = replace(self.profile, subgroup_least=least, **on_cpu)
 
     def check_alive(self) -> None:
         """Raise DeviceLostError once the device is gone, WgattnError in a forked child."""
@@ -266,7 +268,6 @@ def _profile(
         backend=info.backend,
         kind=override.kind or info.kind,
         driver=info.driver,
-        subgroup_least=provider.subgroup_least(adapter),
         subgroups=provider.subgroup_feature in features,
         f16="shader-f16" in features,
         timestamps="timestamp-query" in features,

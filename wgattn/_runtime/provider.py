@@ -18,6 +18,7 @@ from .advice import install_advice
 
 Kind = Literal["discrete", "integrated", "cpu", "unknown"]
 KINDS: dict[str, Kind] = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "cpu"}
+FIXED_LANES = {0x10DE: 32, 0x1002: 32, 0x106B: 32}  # NVIDIA, AMD (or 64) and Apple, by PCI vendor
 MATRIX_FEATURE = "chromium-experimental-subgroup-matrix"
 
 
@@ -127,9 +128,12 @@ class Provider:
             return float(native.wgpuQueueGetTimestampPeriod(device.queue._internal))
         return 1.0  # Dawn resolves timestamps to nanoseconds itself
 
-    def subgroup_least(self, adapter: Any) -> int:
-        """The lanes that every subgroup has at least, 0 where the adapter does not say."""
-        return int(adapter.info.get("stackgroup_min_size", 0))  # the key is what wgpu-py's bindings make of it
+    def subgroup_least(self, adapter: Any, measured: int) -> int:
+        """The lanes that every subgroup has at least: what the adapter says, which may be no more than WebGPU's 4, or
+        what all GPUs of its vendor have, if one that was `measured` has as many.
+        """
+        said = int(adapter.info.get("stackgroup_min_size", 0))  # the key is what wgpu-py's bindings make of it
+        return max(said, min(measured, FIXED_LANES.get(adapter.info.get("vendor_id", 0), 0)))
 
     def matrix_configurations(self, adapter: Any) -> tuple[str, ...]:
         """The subgroup matrix shapes that can be used, e.g. "f16-f32-16x16x16" (M x N x K). Only Dawn has them."""
