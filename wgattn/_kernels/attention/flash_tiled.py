@@ -18,12 +18,16 @@ SPLIT_KEYS = 512  # a split has no fewer keys: Q is staged once a split, and the
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a workgroup's threads stand: `across` × `down`, each with `rows` × `keys` logits (`keys` a multiple of 4)."""
+    """How a workgroup's threads stand: `across` × `down`, each with `rows` × `keys` logits (`keys` a multiple of 4).
+
+    `from_dim`: the head dim from which it is faster than those behind it in TILES.
+    """
 
     across: int
     down: int
     rows: int
     keys: int
+    from_dim: int = 0
 
     @property
     def q(self) -> int:
@@ -62,6 +66,7 @@ class Tile:
 # Fastest first. A thread's sums (rows × columns vec4) must stay in registers: MAX_SUMS of them at most.
 TILES = (
     Tile(8, 16, 4, 4),
+    Tile(4, 16, 4, 4, from_dim=96),
     Tile(8, 8, 4, 4),
     Tile(8, 8, 2, 4),
     Tile(4, 8, 2, 4),
@@ -82,6 +87,7 @@ def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
         if tile.workgroup_bytes(problem) <= profile.limits.workgroup_bytes
         and tile.threads <= profile.limits.invocations
         and tile.rows * tile.columns(problem) <= MAX_SUMS
+        and tile.from_dim <= problem.head_dim
         and (problem.queries not in ("one", "few") or tile.q <= FEW_ROWS)
     ]
     tuned = dict(profile.tuned).get(f"{name}_h{problem.head_dim}")
