@@ -71,14 +71,14 @@ def launch(
 ) -> Launch:
     """The merge of a box of rows, whose `parts` have been computed over all keys."""
     limits = profile.limits
-    shader = variant(problem, lanes_of(problem, parts, profile))
+    lanes, chunks = lanes_of(problem, parts, profile), problem.value_dim // 4
+    shader = variant(problem, lanes)
     merged = replace(call, clauses=EVERY_KEY, rope=None)
     resources, values = resources_and_values(problem, merged, operands, box, rows, limits.offset_alignment, UNBUFFERED)
     values |= {"parts": parts, "part_first": 0, "part_keys": box.size("s")}
     names = {name for name, _ in shader.parameters.fields}
-    lanes = shader.constant("PART_LANES")
-    threads = box.batch * box.size("t") * int(values["N"]) * (problem.value_dim // 4) * lanes
-    each = WORKGROUP if lanes == 1 else shader.constant("ROWS") * (problem.value_dim // 4) * lanes
+    threads = box.batch * box.size("t") * int(values["N"]) * chunks * lanes
+    each = WORKGROUP if lanes == 1 else WORKGROUP // (chunks * lanes) * chunks * lanes  # whole rows
     return Launch(
         shader,
         {b.name: resources.get(b.name, Bytes(b.name)) for b in shader.bindings},
