@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.graph.recording import Recording
+from tests.graph.recording import Recording, count
 from tests.kernels.attention.run_cached import Cache, cache_of, reference_cached
 from tests.schedule.run_graph import run_graph
 from tests.tolerance import check, check_residual
@@ -147,3 +147,24 @@ def test_a_device_of_few_buffers() -> None:
         else:
             with pytest.raises(UnsupportedError, match=r"flash_tiled: its operands are 9 storage buffers, of 8 that"):
                 compile(graph, device)
+
+
+@pytest.mark.parametrize("layout", ["dense", "ring"])
+def test_calls_on_parts_of_one_storage_are_joined(layout: str) -> None:
+    """Sequences 0, 1 and 2, 3 as a second batch axis, their scales with them."""
+    cache = cache_of("i8", [19, 7, 24, 1], 24, ring=None if layout == "dense" else 3)
+    query = queries(4, 2, 4, 32)
+    r = Recording()
+    whole, arguments = recorded(r, cache, query)
+    attention = r.nodes[whole.node]
+    parts = []
+    for first in (0, 2):
+        uses = []
+        for use in attention.uses:
+            shape = r.nodes[use.node].avals[0].shape
+            start = (first, *(0 for _ in shape[1:]))
+            uses.append(r.do(op.Slice(start, (2, *shape[1:]), (1,) * len(shape)), use))
+        parts.append(r.do(attention.operation, *uses))
+    graph = r.graph(*parts)
+    assert count(fuse(graph), op.Attention) == 1
+    check(np.concatenate(run_graph(graph, arguments)), reference_cached(query, cache)[0])

@@ -7,13 +7,13 @@ import numpy as np
 from wgattn._dtypes import FLOATS, float8_e4m3fn, float8_e5m2, float32, int8, uint8
 from wgattn._kernels.attention.problem import Call
 
-from .cache_rules import scale_count
+from .cache_rules import row_size, scale_count
 from .graph import Aval, describe
 
 
 def row_elements(dtype: np.dtype, dim: int) -> int:
-    """The elements that hold a head's row of `dim` values: those of uint8, packed int4, are bytes of whole blocks."""
-    return 16 * scale_count(dtype, dim) if dtype == uint8 else dim
+    """The elements of a head's row of `dim` values: those of uint8, packed int4, are bytes of whole blocks."""
+    return row_size(dtype, dim) if dtype == uint8 else dim
 
 
 def check_storage(call: Call, given: Mapping[str, Aval], dims: tuple[int, int]) -> None:
