@@ -72,12 +72,14 @@ fn decode_lanes(
 %% for d in range(key_reads)
     let key_column_{{ d }} = min(column + {{ d * SUBGROUP }}u, {{ key_texels - 1 }}u);
     let key_there_{{ d }} = column + {{ d * SUBGROUP }}u < {{ key_texels }}u;
-    let key_scale_{{ d }} = {{ "key_column_%s" | format(d) if blocks else "0u" }};
+%% if key_scaled
+    let key_scale_{{ d }} = first_scale(k) + {{ "key_column_%s" | format(d) if blocks else "0u" }};
+%% endif
 %% endfor
 %% for d in range(value_reads)
     let value_column_{{ d }} = min(column + {{ d * SUBGROUP }}u, {{ value_texels - 1 }}u);
 %% if value_scaled
-    let value_scale_{{ d }} = {{ "value_scales() + value_column_%s" | format(d) if blocks else "value_scales()" }};
+    let value_scale_{{ d }} = first_scale(k) + value_scales() + {{ "value_column_%s" | format(d) if blocks else "0u" }};
 %% endif
 %% endfor
 %% for g in range(HEADS)

@@ -55,6 +55,9 @@ fn flash_rows(
     // Every key of this range is below its sequence's length, and no other is read.
     let keys = block_keys(b, first_row / group, last_row / group, first_key, end_key);
     let scale = query_scale(b);
+%% if problem.scales
+    let scale_first = first_scale(k);
+%% endif
 %% if found or problem.empty_rows == "mean"
     let length = key_length(b);
 %% endif
@@ -128,7 +131,7 @@ fn flash_rows(
 %% for d in range(key_texels)
         let key_{{ d }} = textureLoad(key, vec2u(key_at.x + {{ d }}u, key_at.y));
 %% if key_texel == "u8" or key_texel == "i8" and d == 0
-        let key_scale_{{ d }} = scale_at(scales_at, {{ d }}u);
+        let key_scale_{{ d }} = scale_at(scales_at, scale_first + {{ d }}u);
 %% endif
 %% for i in range(quads.key)
 %% if d * quads.key + i < key_chunks
@@ -176,7 +179,7 @@ fn flash_rows(
 %% for d in range(value_texels)
         let value_{{ d }} = textureLoad(value, vec2u(value_at.x + {{ d }}u, value_at.y));
 %% if value_texel == "u8" or value_texel == "i8" and d == 0
-        let value_scale_{{ d }} = scale_at(scales_at, value_scales() + {{ d }}u);
+        let value_scale_{{ d }} = scale_at(scales_at, scale_first + value_scales() + {{ d }}u);
 %% endif
 %% for i in range(quads.value)
 {% set c = d * quads.value + i %}
@@ -237,7 +240,7 @@ fn flash_rows(
 %% for d in range(value_texels)
         let texel_{{ d }} = textureLoad(value, vec2u(at.x + {{ d }}u, at.y));
 %% if value_texel == "u8" or value_texel == "i8" and d == 0
-        let value_scale_{{ d }} = scale_at(scales_at, value_scales() + {{ d }}u);
+        let value_scale_{{ d }} = scale_at(scales_at, scale_first + value_scales() + {{ d }}u);
 %% endif
 %% for i in range(quads.value)
 {% set c = d * quads.value + i %}

@@ -17,12 +17,14 @@ fn {{ name }}_place(b: u32, index: u32, head: u32) -> vec2u {
 {{ place(name) }}
 // For key s: in a texture of a launch's keys or, where a pool of pages was copied whole, at its place in the pool.
 fn {{ name }}_texels(b: u32, s: u32, slot: u32, k: u32) -> vec2u {
+{# The scales of all heads of a token are one row. #}
+{% set head = "0u" if name == "scales" else "k" %}
 %% if problem.paged
     let whole = parameters.{{ name }}_pooled != 0u;
     let index = select(s - parameters.key_first, slot, whole);
-    return {{ name }}_place(b, index, k + select(0u, parameters.k_first, whole));
+    return {{ name }}_place(b, index, {{ head }}{{ " + select(0u, parameters.k_first, whole)" if name != "scales" }});
 %% else
-    return {{ name }}_place(b, s - parameters.key_first, k);
+    return {{ name }}_place(b, s - parameters.key_first, {{ head }});
 %% endif
 }
 
@@ -75,7 +77,16 @@ fn find_key(s: u32, page: Page, length: i32) -> Found {
 }
 
 %% if "scales" in names
-// Scale i of a key's row: those of its key, then those of its value.
+// Where the scales of head k start among those of a token: those of its key, then those of its value.
+fn first_scale(k: u32) -> u32 {
+%% if problem.paged
+    return (k + select(0u, parameters.k_first, parameters.scales_pooled != 0u)) * parameters.scales_step;
+%% else
+    return k * parameters.scales_step;
+%% endif
+}
+
+// Scale i of a token.
 fn scale_at(at: vec2u, i: u32) -> f32 {
     let four = textureLoad(scales, vec2u(at.x + i / 4u, at.y));
     let two = select(four.xy, four.zw, (i & 2u) != 0u);

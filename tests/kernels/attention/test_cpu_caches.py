@@ -13,7 +13,7 @@ from tests.kernels.attention.test_families import refused_here
 from tests.tolerance import check, check_residual
 from wgattn import _runtime
 from wgattn._dtypes import bfloat16, float16
-from wgattn._kernels.attention import decode_lanes, flash_rows
+from wgattn._kernels.attention import decode_lanes, flash_rows, textures
 from wgattn._kernels.kernel import CopyToTexture, Plan
 from wgattn._kernels.rotation import Rope
 
@@ -124,9 +124,9 @@ def test_what_is_copied(family: ModuleType, monkeypatch: pytest.MonkeyPatch) -> 
     if refused_here(family):
         return
     cache = cache_of("i8", [40, 33], 40, H=64, page_size=8)
-    assert copied(family, cache, monkeypatch) == {"key", "value"}
-    assert copied(family, cache, monkeypatch, rope=Rope()) == {"value"}
-    assert copied(family, cache_of("i8", [40, 33], 40, H=20, page_size=8), monkeypatch) == set()
+    assert copied(family, cache, monkeypatch) == {"key", "value", "scales"}
+    assert copied(family, cache, monkeypatch, rope=Rope()) == {"value", "scales"}
+    assert copied(family, cache_of("i8", [40, 33], 40, H=20, page_size=8), monkeypatch) == {"scales"}
     wide = cache_of("f32", [8] * 40, 8, H=64, page_size=8)
     assert wide.pages is not None
     few = replace(wide, pages=wide.pages[:1], lengths=wide.lengths[:1])
@@ -185,6 +185,17 @@ def test_parts_that_fit_the_cache_of_a_cpu(family: ModuleType, dtype: str, monke
     monkeypatch.setattr(decode_lanes, "CACHED", 1 << 16)
     compare(family, cache_of(dtype, [1300, 700, 3], 1400, H=64), T=2)
     compare(family, cache_of(dtype, [1300, 700, 3], 1400, H=64), T=2, window=300)
+
+
+@FAMILY
+@pytest.mark.parametrize("dtype", ["i8", "i4"])
+@pytest.mark.parametrize("page_size", [None, 8])
+def test_scales_of_heads_apart(
+    family: ModuleType, dtype: str, page_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the heads' scales of a token do not lie side by side, each head's are a row of texels."""
+    monkeypatch.setattr(textures, "rows_of", lambda name, part: part)
+    compare(family, cache_of(dtype, [24, 19], 24, H=64, page_size=page_size))
 
 
 @FAMILY

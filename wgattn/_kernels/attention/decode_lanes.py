@@ -85,7 +85,8 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         return -(-share // heads) * (box.size("n") // share) * box.batch
 
     textures = Textures(stored_names(problem), problem, call, operands, profile.limits)
-    entries, cached = cached_part(textures, workgroups(whole(operands, key_count(call, operands))))
+    all_of = whole(operands, key_count(call, operands))
+    entries, cached = cached_part(textures, workgroups(all_of))
     looped = max_keys(profile, TURN, loops=2 + problem.segments + problem.paged)
 
     def splits(box: Box) -> int:
@@ -99,7 +100,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         workgroups,
         splits,
-        max_keys=looped if cached is None else min(cached, looped or cached),
+        max_keys=looped if cached is None else min(max(cached // splits(all_of), LEAST_KEYS), looped or cached),
         textures=replace(textures, most_entries=entries),
     )
 
@@ -116,4 +117,4 @@ def cached_part(textures: Textures, workgroups: int) -> tuple[int | None, int | 
     apart = all(s >= keys * key.strides[2] > 0 for s, n in zip(key.strides, (b0, b1), strict=False) if n > 1)
     least = -(-b0 * b1 * BUSY // max(workgroups, 1)) if apart else b0 * b1
     entries = max(least, CACHED // max(keys * of_key, 1), 1)
-    return entries, max(CACHED // (min(entries, b0 * b1) * of_key) // 64 * 64, LEAST_KEYS)
+    return entries, CACHED // (min(entries, b0 * b1) * of_key) // 64 * 64

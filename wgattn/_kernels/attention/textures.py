@@ -26,6 +26,14 @@ def row_elements(dtype: np.dtype, dim: int) -> int:
     return -(-dim // 32) * 16 if dtype == uint8 else dim
 
 
+def rows_of(name: str, part: Operand) -> Operand:
+    """A part of an operand as rows of texels: the scales of all heads of a token are one row, where they lie so."""
+    *tokens, heads, width = part.shape
+    if name != "scales" or (heads > 1 and part.strides[3] != width):
+        return part
+    return replace(part, shape=(*tokens, 1, heads * width))
+
+
 def unbuffered(names: tuple[str, ...]) -> tuple[str, ...]:
     """What the shared hooks leave to a kernel that reads `names` from textures."""
     return (*names, "segments")
@@ -59,11 +67,11 @@ class Textures:
         if self.pool(name) is not None:
             return True
         many = name != "query" and self.most_entries is not None and part.shape[0] * part.shape[1] > self.most_entries
-        return not many and self.texels(name, part).fits(self.limits)
+        return not many and self.texels(name, rows_of(name, part)).fits(self.limits)
 
     def texels(self, name: str, part: Operand, keys: int | None = None) -> Texels:
         """The layout of a part of an operand; of a pool, of `keys` tokens of each sequence (all, unless given)."""
-        dtype, dim = self._element(name)
+        dtype, dim = self._element(name, part)
         if self._paged(name):
             b0, b1, _, heads, _ = part.shape
             return Texels(dtype, dim, b0 * b1, key_count(self.call, self.operands) if keys is None else keys, heads)
@@ -74,7 +82,7 @@ class Textures:
         if not self._paged(name) or self._rotated(name):
             return None
         whole = self._whole(name)
-        texels = lay(whole, *self._element(name))
+        texels = lay(whole, *self._element(name, whole))
         entries = self.operands["query"].shape[0] * self.operands["query"].shape[1]
         few = whole.shape[2] <= WHOLE_POOL * entries * key_count(self.call, self.operands)
         return texels if texels.copied and few and texels.fits(self.limits) else None
@@ -82,7 +90,7 @@ class Textures:
     def key_bytes(self) -> int:
         """Bytes in textures of one key of a batch entry, all heads of it, and of what goes with it."""
         heads = self.operands["key"].shape[3]
-        elements = [self._element(name) for name in self.names if name != "query"]
+        elements = [self._element(name, self.operands[name]) for name in self.names if name != "query"]
         return heads * sum(dtype.itemsize * dim for dtype, dim in elements)
 
     def fill(self, box: Box, rows: Rows, known: Mapping[str, Scratch | Texture]) -> Filled:
@@ -93,12 +101,13 @@ class Textures:
         for name in self.names:
             pool = self.pool(name)
             if pool is not None:
+                part = self._whole(name)
                 resources[name] = texture = f"{name}_pool"
                 if texture not in known:
-                    steps += fill(self._whole(name), name, pool, texture, self.limits)
+                    steps += fill(part, name, pool, texture, self.limits)
                 texels, made = pool, pool.texture
             else:
-                part = cut(name, self.operands[name], box, group, self.problem.paged)
+                part = rows_of(name, cut(name, self.operands[name], box, group, self.problem.paged))
                 texels = self.texels(name, part, box.size("s"))
                 resources[name] = texture = f"{name}_texels"
                 rotation, held = self._rotation(name, box, rows), self._held(name, box, rows, group)
@@ -107,6 +116,9 @@ class Textures:
                 if isinstance(before, Texture):
                     made = Texture(max(made.width, before.width), max(made.height, before.height), made.format)
             values |= texels.values(name)
+            if name == "scales":
+                apart = part.shape[3] > 1
+                values["scales_step"] = texels.head_step * texels.each if apart else self.operands[name].shape[4]
             if self._paged(name):
                 values[f"{name}_pooled"] = pool is not None
             scratch[texture] = made
@@ -118,10 +130,10 @@ class Textures:
     def _rotated(self, name: str) -> bool:
         return self.problem.rope is not None and name in ("query", "key")
 
-    def _element(self, name: str) -> tuple[np.dtype, int]:
-        """What the texels of an operand hold, and how many of it a row."""
+    def _element(self, name: str, part: Operand) -> tuple[np.dtype, int]:
+        """What the texels of a part of an operand hold, and how many of it a row."""
         if name == "scales":
-            return float32, -(-self.operands[name].shape[4] // 4) * 4
+            return float32, -(-part.shape[4] // 4) * 4
         dtype = texel_dtype(self.problem, name)
         dim = self.problem.value_dim if name == "value" else self.problem.head_dim
         return dtype, row_elements(dtype, dim)
@@ -129,7 +141,7 @@ class Textures:
     def _whole(self, name: str) -> Operand:
         """A pool by itself: it is the same for every batch entry."""
         pool = self.operands[name]
-        return replace(pool, shape=(1, 1, *pool.shape[2:]))
+        return rows_of(name, replace(pool, shape=(1, 1, *pool.shape[2:])))
 
     def _row(self, name: str, box: Box, rows: Rows) -> Row:
         at, step = rows.places[name]
@@ -169,5 +181,6 @@ class Textures:
 
 def texture_fields(names: tuple[str, ...], paged: bool = False) -> tuple[tuple[str, Scalar], ...]:
     """The parameters that say where rows lie in the textures of `names`."""
-    pooled: tuple[tuple[str, Scalar], ...] = tuple((f"{n}_pooled", "u32") for n in names if paged and n != "query")
-    return tuple(field for name in names for field in fields(name)) + pooled
+    more = [f"{name}_pooled" for name in names if paged and name != "query"]
+    more += ["scales_step"] if "scales" in names else []
+    return (*(field for name in names for field in fields(name)), *((name, "u32") for name in more))
