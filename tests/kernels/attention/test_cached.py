@@ -193,3 +193,15 @@ def test_few_storage_buffers(family: ModuleType) -> None:
     compare(family, queries(2, T, 4, 32), cache_of("f16", [30, 7], 32, page_size=8), profile=profile, **options)
     with pytest.raises(AssertionError, match="its operands are 9 storage buffers, of 8 that a kernel has here"):
         run_cached(family, queries(2, T, 4, 32), cache_of("i8", [30, 7], 32), profile=profile, **options)
+
+
+@FAMILY
+@pytest.mark.parametrize("layout", ["paged", "ring"])
+def test_few_loop_turns(family: ModuleType, layout: str) -> None:
+    """Ranges of keys that are worked on one after another, each over the whole pool."""
+    layouts: dict[str, dict[str, Any]] = {"paged": {"page_size": 8}, "ring": {"ring": 2}}
+    cache = cache_of("f16", [800, 3, 411 if layout == "paged" else 2000], 800, H=16, **layouts[layout])
+    profile = weak(_runtime.current_profile(), loop_turns=4600)
+    T = rows_of(family, 2)
+    options = {} if layout == "ring" else options_of(3, T, 4, 800)["mask"]
+    compare(family, queries(3, T, 4, 16), cache, profile=profile, **options)
