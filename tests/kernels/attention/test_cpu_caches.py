@@ -181,8 +181,8 @@ def test_parts(family: ModuleType, dtype: str, layout: dict[str, int], rope: Rop
 @FAMILY
 @pytest.mark.parametrize("dtype", ["i8", "f16"])
 def test_parts_that_fit_the_cache_of_a_cpu(family: ModuleType, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode copies as many keys as stay in it, and merges."""
-    monkeypatch.setattr(decode_lanes, "CACHED", 1 << 16)
+    """Where a call has few rows, as many keys are copied at once as stay in it, and the parts are merged."""
+    monkeypatch.setattr(flash_rows, "CACHED", 1 << 16)
     compare(family, cache_of(dtype, [1300, 700, 3], 1400, H=64), T=2)
     compare(family, cache_of(dtype, [1300, 700, 3], 1400, H=64), T=2, window=300)
 

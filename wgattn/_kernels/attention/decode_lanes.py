@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.boxes import Box, whole
-from wgattn._kernels.attention.flash_rows import BUSY, LEAST_KEYS, lanes_support, max_keys, parts
+from wgattn._kernels.attention.flash_rows import cached_part, lanes_support, max_keys, parts
 from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
@@ -19,7 +19,6 @@ name = "decode_lanes"
 LONGEST_SUM = 16384  # keys that are added one by one: the rounding of longer sums shows in float32
 MOST_HEADS = 8  # query heads that one read of a key serves: more would not stay in registers and cache
 TURN = 2  # keys a loop turn: values that are carried round it, and the fading of sums, are paid once
-CACHED = 8 << 20  # bytes of keys and values that stay in a CPU's cache from their copy to their use
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
@@ -86,12 +85,12 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
 
     textures = Textures(stored_names(problem), problem, call, operands, profile.limits)
     all_of = whole(operands, key_count(call, operands))
-    entries, cached = cached_part(textures, workgroups(all_of))
     looped = max_keys(profile, TURN, loops=2 + problem.segments + problem.paged)
 
     def splits(box: Box) -> int:
         return max(parts(workgroups(box), box.size("s"), profile), -(-box.size("s") // LONGEST_SUM))
 
+    entries, cached = cached_part(textures, workgroups(all_of), looped, splits(all_of))
     return plan_buffers(
         problem,
         call,
@@ -100,21 +99,6 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         workgroups,
         splits,
-        max_keys=looped if cached is None else min(max(cached // splits(all_of), LEAST_KEYS), looped or cached),
+        max_keys=cached,
         textures=replace(textures, most_entries=entries),
     )
-
-
-def cached_part(textures: Textures, workgroups: int) -> tuple[int | None, int | None]:
-    """How many batch entries and keys are worked on at once, so that what is copied to textures is read while it is in
-    the CPU's cache. None: all, as those of a pool that is copied whole.
-    """
-    if textures.pool("key") is not None or textures.pool("value") is not None:
-        return None, None
-    key = textures.operands["key"]
-    b0, b1, keys = key.shape[:3]
-    of_key = textures.key_bytes()
-    apart = all(s >= keys * key.strides[2] > 0 for s, n in zip(key.strides, (b0, b1), strict=False) if n > 1)
-    least = -(-b0 * b1 * BUSY // max(workgroups, 1)) if apart else b0 * b1
-    entries = max(least, CACHED // max(keys * of_key, 1), 1)
-    return entries, CACHED // (min(entries, b0 * b1) * of_key) // 64 * 64

@@ -1,13 +1,14 @@
 """Flash, rows in lanes: keys are read from textures and handed to all query rows by shuffles. For CPU adapters."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from wgattn._dtypes import short_name
-from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.boxes import Box, whole
 from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
-from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.attention.textures import Textures, stored_names, texture_fields, unbuffered
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._kernels.texture import FOLD
@@ -17,6 +18,7 @@ name = "flash_rows"
 SUBGROUPS = (4, 8, 16)
 BUSY = 8  # workgroups that keep the threads of a CPU busy; every further part of the keys costs sums to merge
 LEAST_KEYS = 512  # keys that are worth a part
+CACHED = 8 << 20  # bytes of keys and values that stay in a CPU's cache from their copy to their use
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
@@ -88,6 +90,15 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         share = min(group, box.size("n"))
         return -(-box.size("t") * share // block) * (box.size("n") // share) * box.batch
 
+    def splits(box: Box) -> int:
+        return parts(workgroups(box), box.size("s"), profile)
+
+    textures = Textures(("query", *stored_names(problem)), problem, call, operands, profile.limits)
+    most_keys, entries = max_keys(profile, subgroup, loops=2 + problem.segments), None
+    if problem.queries in ("one", "few"):  # more rows take longer than the copies
+        all_of = whole(operands, key_count(call, operands))
+        entries, most_keys = cached_part(textures, workgroups(all_of), most_keys, splits(all_of))
+
     return plan_buffers(
         problem,
         call,
@@ -95,10 +106,26 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         profile,
         lambda partial: variant(problem, profile, partial),
         workgroups,
-        lambda box: parts(workgroups(box), box.size("s"), profile),
-        max_keys=max_keys(profile, subgroup, loops=2 + problem.segments),
-        textures=Textures(("query", *stored_names(problem)), problem, call, operands, profile.limits),
+        splits,
+        max_keys=most_keys,
+        textures=replace(textures, most_entries=entries),
     )
+
+
+def cached_part(textures: Textures, workgroups: int, looped: int | None, splits: int) -> tuple[int | None, int | None]:
+    """How many batch entries, and keys a part, are worked on at once, so that what is copied to textures is read while
+    it is in the CPU's cache; not more keys than `looped`. None: all. A pool that is copied whole stays in no cache.
+    """
+    if textures.pool("key") is not None or textures.pool("value") is not None:
+        return None, looped
+    key = textures.operands["key"]
+    b0, b1, keys = key.shape[:3]
+    of_key = textures.key_bytes()
+    apart = all(s >= keys * key.strides[2] > 0 for s, n in zip(key.strides, (b0, b1), strict=False) if n > 1)
+    least = -(-b0 * b1 * BUSY // max(workgroups, 1)) if apart else b0 * b1
+    entries = max(least, CACHED // max(keys * of_key, 1), 1)
+    cached = max(CACHED // (min(entries, b0 * b1) * of_key) // splits // 64 * 64, LEAST_KEYS)
+    return entries, cached if looped is None else min(cached, looped)
 
 
 def parts(workgroups: int, keys: int, profile: DeviceProfile) -> int:
