@@ -346,3 +346,17 @@ def test_other_caches_have_no_gradient(options: dict[str, Any]):
     cache = filled([9, 6], **options)
     with pytest.raises(wa.UnsupportedError, match="gradient"):
         wa.grad(lambda q: nn.cached_attention(q, cache).sum())(queries(2, 4, B=2))
+
+
+@pytest.mark.parametrize("family", ["plain", "flash_tiled", "flash_rows"])
+def test_rows_behind_the_last_key_reach_no_key_past_it(family: str, poisoned_memory: None):
+    """A block of rows whose last ones keep no key: the empty range of these lies behind what was written."""
+    for length in (5, 7):
+        cache = filled([length], 10, v_head_dim=3, dtype=np.float32)
+        query = queries(17, 4, B=1)
+        mask = masks.chunked(6) & masks.causal()
+        out = nn.cached_attention(query, cache, mask=mask, query_offset=0, is_causal=False, implementation=family)
+        rows, keys = np.arange(17)[:, None], np.arange(length)
+        kept = (keys // 6 == rows // 6) & (keys <= rows)
+        own = right(cache, query, mask=np.pad(kept, ((0, 0), (0, 10 - length))), query_offset=0, is_causal=False)
+        check(np.asarray(out), own.out)

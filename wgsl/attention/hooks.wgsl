@@ -269,6 +269,10 @@ fn block_keys(b: u32, t_first: u32, t_last: u32, from_key: u32, to_key: u32) -> 
     first = min(first, clause_1(b, low).x);
     end = max(end, clause_1(b, high).y);
 %% endif
+%% if problem.keys.lengths
+    // A row whose range is empty may have it behind the last key, where its window starts.
+    end = min(end, key_length(b));
+%% endif
 %% endif
 %% if problem.query_lengths
     if (parameters.t_first + t_first >= query_length(b)) {
