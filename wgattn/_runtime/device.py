@@ -82,9 +82,9 @@ class Device:
         check_barriers(self)
         if self.profile.subgroups:
             size = probe_subgroups(self)
-            least = provider.subgroup_least(adapter, size)
+            least, most = provider.subgroup_least(adapter, size), provider.subgroup_most(adapter, size)
             on_cpu = {"subgroup_size": size} if info.kind == "cpu" else {}
-            self.profile = replace(self.profile, subgroup_least=least, **on_cpu)
+            self.profile = replace(self.profile, subgroup_least=least, subgroup_most=most, **on_cpu)
 
     def check_alive(self) -> None:
         """Raise DeviceLostError once the device is gone, WgattnError in a forked child."""

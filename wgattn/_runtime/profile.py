@@ -31,6 +31,7 @@ class DeviceProfile:
     driver: str = ""
     subgroup_size: int | None = None  # measured and constant on CPU adapters; None: read in the shader, or not used
     subgroup_least: int = 0  # lanes that every subgroup has at least, as the adapter says; 0: it does not
+    subgroup_most: int = 0  # lanes that every subgroup has at most; 0: not known
     subgroups: bool = False
     f16: bool = False
     timestamps: bool = False

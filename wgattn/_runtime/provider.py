@@ -19,6 +19,7 @@ from .advice import install_advice
 Kind = Literal["discrete", "integrated", "cpu", "unknown"]
 KINDS: dict[str, Kind] = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "cpu"}
 FIXED_LANES = {0x10DE: 32, 0x1002: 32, 0x106B: 32}  # NVIDIA, AMD (or 64) and Apple, by PCI vendor
+OR_MORE = (0x1002,)  # of these, who has larger subgroups too
 MATRIX_FEATURE = "chromium-experimental-subgroup-matrix"
 
 
@@ -134,6 +135,13 @@ class Provider:
         """
         said = int(adapter.info.get("stackgroup_min_size", 0))  # the key is what wgpu-py's bindings make of it
         return max(said, min(measured, FIXED_LANES.get(adapter.info.get("vendor_id", 0), 0)))
+
+    def subgroup_most(self, adapter: Any, measured: int) -> int:
+        """The lanes that every subgroup has at most: what the adapter says, or what all GPUs of its vendor have."""
+        vendor = adapter.info.get("vendor_id", 0)
+        if FIXED_LANES.get(vendor) == measured and vendor not in OR_MORE:
+            return measured
+        return int(adapter.info.get("stackgroup_max_size", 128))
 
     def matrix_configurations(self, adapter: Any) -> tuple[str, ...]:
         """The subgroup matrix shapes that can be used, e.g. "f16-f32-16x16x16" (M x N x K). Only Dawn has them."""

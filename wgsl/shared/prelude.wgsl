@@ -8,6 +8,11 @@ enable subgroups;
 // Branches that depend on a subgroup's own values are the same for all of its lanes, which the compiler cannot see.
 diagnostic(off, subgroup_uniformity);
 %% endif
+%% if "matrix" in FEATURES
+enable chromium_experimental_subgroup_matrix;
+// Subgroups take ways of their own through a workgroup, each as a whole.
+diagnostic(off, chromium.subgroup_matrix_uniformity);
+%% endif
 %% for name, value in SCALARS.items()
 %% if value is boolean
 const {{ name }}: bool = {{ "true" if value else "false" }};

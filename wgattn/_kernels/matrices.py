@@ -1,0 +1,34 @@
+"""Matrix units as kernels see them: which configuration is used, what a shader needs for it, and why it cannot be."""
+
+from wgattn._kernels.kernel import SUPPORTED, Support, unsupported
+from wgattn._runtime.profile import DeviceProfile
+
+CONFIGURATION = "f16-f32-16x16x16"  # float16 in, float32 sums; M x N x K
+EMULATED = f"emulated-{CONFIGURATION}"  # plain WGSL of the same meaning, for tests on devices without matrix units
+LANES = 32
+
+
+def supports_matrices(profile: DeviceProfile) -> Support:
+    """Whether kernels on matrix units run on a device: 32 lanes hold a matrix of 16 x 16 together."""
+    if is_emulated(profile):
+        return SUPPORTED
+    if not profile.matrix:
+        return unsupported("the device has no subgroup matrices here (Dawn has them: WGATTN_PROVIDER=dawn)")
+    if CONFIGURATION not in profile.matrix:
+        return unsupported(f"the device multiplies {', '.join(profile.matrix)}; it needs {CONFIGURATION}")
+    if not (profile.f16 and profile.subgroups):
+        return unsupported("the device has matrix units, but not shader-f16 and subgroups beside")
+    if not profile.subgroup_least == profile.subgroup_most == LANES:
+        return unsupported(
+            f"subgroups have {profile.subgroup_least} to {profile.subgroup_most} lanes; it needs {LANES}, always"
+        )
+    return SUPPORTED
+
+
+def is_emulated(profile: DeviceProfile) -> bool:
+    return EMULATED in profile.matrix
+
+
+def matrix_features(profile: DeviceProfile) -> frozenset[str]:
+    """What a variant that uses wgsl/shared/matrices.wgsl asks of the device; its constant EMULATED is is_emulated()."""
+    return frozenset() if is_emulated(profile) else frozenset({"shader-f16", "subgroup", "matrix"})
