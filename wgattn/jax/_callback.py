@@ -1,6 +1,7 @@
 """A traced wgattn function as a callback of JAX: NumPy arrays in, one run on the device, NumPy arrays out."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
 from wgattn import _run, _runtime
@@ -36,16 +38,15 @@ def last_error() -> BaseException | None:
     return _last
 
 
-class HostProgram:
-    """What JAX calls back: a traced function that is compiled at its first run. Safe from any thread; uses no jax."""
+class HostCallback(ABC):
+    """What JAX calls back: NumPy arrays in, NumPy arrays out. Safe from any thread; uses no jax.
 
-    def __init__(self, traced: Traced, validate: bool = False) -> None:
-        self._traced, self._validate, self.tree = traced, validate, traced.tree
-        self._program: Any = None
-        self._compiling = threading.Lock()
-        inputs = {n.operation.index: n.avals[0] for n in traced.graph.nodes if isinstance(n.operation, Input)}
-        self._arguments = tuple(inputs[i] for i in range(traced.arguments))
-        self.results = _avals(traced, self._arguments)
+    `results` are the avals of what it gives. With `effect` it is called once for each time that the program comes to
+    it, whether its results are needed or not.
+    """
+
+    effect = False
+    results: tuple[Aval, ...]
 
     def __call__(self, *given: Any) -> tuple[np.ndarray, ...]:
         """The results for these arguments, row-major."""
@@ -62,17 +63,36 @@ class HostProgram:
         """The results for NumPy arrays, row-major; some of them in `places`, if those are given."""
         global _last
         try:
-            made: list[np.ndarray] = []
-            self._traced.host.run(lambda i: arrays[i])  # checks of lengths and the like
-            if self._traced.graph.outputs:
-                made = (
-                    self._validated(arrays)
-                    if self._validate or _run.validating()
-                    else self._computed(arrays, dict(self._pairs(places)))
-                )
+            return self._run(arrays, places)
         except BaseException as error:
             _last = error
             raise
+
+    @abstractmethod
+    def _run(self, arrays: Sequence[np.ndarray], places: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """What `run` gives."""
+
+
+class HostProgram(HostCallback):
+    """A traced function that is compiled at its first run."""
+
+    def __init__(self, traced: Traced, validate: bool = False) -> None:
+        self._traced, self._validate, self.tree = traced, validate, traced.tree
+        self._program: Any = None
+        self._compiling = threading.Lock()
+        inputs = {n.operation.index: n.avals[0] for n in traced.graph.nodes if isinstance(n.operation, Input)}
+        self._arguments = tuple(inputs[i] for i in range(traced.arguments))
+        self.results = result_avals(traced, self._arguments)
+
+    def _run(self, arrays: Sequence[np.ndarray], places: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        made: list[np.ndarray] = []
+        self._traced.host.run(lambda i: arrays[i])  # checks of lengths and the like
+        if self._traced.graph.outputs:
+            made = (
+                self._validated(arrays)
+                if self._validate or _run.validating()
+                else self._computed(arrays, dict(self._pairs(places)))
+            )
         return tuple(
             made[x] if kind == "computed" else arrays[x] if kind == "argument" else np.asarray(x)
             for kind, x in self._traced.sources
@@ -109,7 +129,7 @@ class HostProgram:
         return [_run.download(x.buffer, x.view, dtype) for x, dtype in zip(found, dtypes, strict=True)]
 
 
-def _avals(traced: Traced, arguments: Sequence[Aval]) -> tuple[Aval, ...]:
+def result_avals(traced: Traced, arguments: Sequence[Aval]) -> tuple[Aval, ...]:
     """The avals of the function's results, in order."""
     computed = [traced.graph.aval(use) for use in traced.graph.outputs]
     return tuple(
@@ -118,19 +138,23 @@ def _avals(traced: Traced, arguments: Sequence[Aval]) -> tuple[Aval, ...]:
     )
 
 
-def run_in_jax(program: HostProgram, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def run_in_jax(program: HostCallback, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The results of `program` for these arrays, as values of the JAX program that is being traced or run.
 
     On a CPU the callback works on JAX's own buffers: `pure_callback` would copy them twice, and by threads of the pool
-    that callbacks wait in, so that as many callbacks as threads would wait for ever. Elsewhere it is `pure_callback`.
+    that callbacks wait in, so that as many callbacks as threads would wait for ever. Elsewhere it is `pure_callback`,
+    or `io_callback` for one with an effect.
     """
     shapes = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.results)
     varying = varying_axes(arrays)
 
     def on_cpu(*xs: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(vary(x, varying) for x in buffer_callback(program.fill, shapes, vmap_method="sequential")(*xs))
+        called = buffer_callback(program.fill, shapes, has_side_effect=program.effect, vmap_method="sequential")
+        return tuple(vary(x, varying) for x in called(*xs))
 
     def elsewhere(*xs: jax.Array) -> tuple[jax.Array, ...]:
+        if program.effect:
+            return tuple(vary(x, varying) for x in io_callback(program, shapes, *xs))
         return tuple(vary(x, varying) for x in jax.pure_callback(program, shapes, *xs, vmap_method="sequential"))
 
     return lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)

@@ -1,0 +1,187 @@
+"""KV caches for JAX programs: as arrays, pure and differentiable, or as a handle of what stays on wgattn's device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from wgattn import masks
+from wgattn._array import Array
+from wgattn._bind import window
+from wgattn._cache import KVCache
+from wgattn._cache_checks import check_capacity
+from wgattn._cache_pages import dealt
+from wgattn._jit import JitFunction, jit
+from wgattn._kernels.rotation import Rope
+
+from ._cache_calls import CachedCall, cached_call
+from ._cache_handle import CacheHandle, attend_held
+from ._call import call
+
+ArrayLike = Any
+Cache = TypeVar("Cache", KVCache, CacheHandle)
+
+
+def new_cache(*sizes: int, **options: Any) -> KVCache:
+    """An empty `wgattn.KVCache` of JAX arrays. Takes what `wgattn.KVCache.create` takes, and raises what it raises.
+
+    Example:
+        >>> cache = wgattn.jax.new_cache(2, 64, kv_heads=4, head_dim=32)
+        >>> type(cache).__name__, jax.tree.map(jnp.shape, cache).lengths
+        ('KVCache', (2,))
+    """
+    made = KVCache.create(*sizes, **options)
+    arrays = {name: jnp.zeros(x.shape, x.dtype) for name, x in made._arrays().items()}
+    if made.pages is not None:
+        arrays["pages"] = jnp.full(made.pages.shape, -1, jnp.int32)
+    return replace(made, **arrays)
+
+
+def append(
+    cache: Cache, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None, *, rope: Rope | None = None
+) -> Cache:
+    """The cache, of JAX arrays or a handle, with T more tokens a sequence: cast, or quantised, to its dtype.
+
+    key (B)TKH, value (B)TKHv, float32, float16 or bfloat16; `lengths` int32 (B,): how many of the T are real; `rope`
+    rotates the keys where they come to lie. `wgattn.KVCache.append` says more. Of arrays it is pure, and gradients flow
+    to key, value and a dense cache of floats; the whole cache is copied, to wgattn's device and back. Pages are dealt
+    out by `reserve`, before. A handle's cache is written in place: `CacheHandle.append`.
+
+    Raises ValueError and TypeError for what does not fit, while JAX traces; beyond the capacity JAX's error with that
+    text, when it runs.
+
+    Example:
+        >>> cache = wgattn.jax.new_cache(2, 64, kv_heads=4, head_dim=32); kv = jnp.ones((2, 5, 4, 32))
+        >>> jax.jit(wgattn.jax.append)(cache, kv, kv).lengths.tolist()
+        [5, 5]
+    """
+    if isinstance(cache, CacheHandle):
+        return cache.append(key, value, lengths, rope=rope)
+    _check(cache)
+    found = call(_append(rope), cache, key, value, *([] if lengths is None else [lengths]))
+    # what an append leaves alone is not brought back
+    return replace(cache, **{name: x for name, x in zip(CHANGED, found, strict=True) if x is not None})
+
+
+def truncate(cache: Cache, lengths: int | ArrayLike) -> Cache:
+    """The cache, of JAX arrays or a handle, with no more than `lengths` tokens a sequence: an int, or int32 (B,).
+
+    Nothing is moved, and of a cache of JAX arrays no page freed.
+    """
+    if isinstance(cache, CacheHandle):
+        return cache.truncate(lengths)
+    _check(cache)
+    return replace(cache, lengths=jnp.minimum(cache.lengths, jnp.asarray(lengths, jnp.int32)))
+
+
+def reserve(cache: KVCache, tokens: int | ArrayLike) -> KVCache:
+    """A paged cache of JAX arrays with pages for `tokens` more tokens a sequence, an int or (B,); not while JAX traces.
+
+    A handle needs none. Raises ValueError beyond the capacity, and where no page is free; TypeError of traced arrays.
+    """
+    _check(cache)
+    if isinstance(cache.pages, Tracer) or isinstance(cache.lengths, Tracer):
+        raise TypeError("reserve deals pages out on the host: call it before what JAX traces, or use a CacheHandle")
+    lengths = np.asarray(cache.lengths)
+    counts = np.broadcast_to(np.asarray(tokens), lengths.shape)
+    check_capacity(counts, None if cache.form.window is not None else cache.capacity, lengths)
+    if cache.form.page_size is None:
+        return cache
+    plan = dealt(np.asarray(cache.pages), lengths, counts, cache.form.page_size, cache.key.shape[0])
+    changed: dict[str, Any] = {"pages": jnp.asarray(plan.table)}
+    if plan.copies:
+        source, destination = (side[plan.source >= 0] for side in (plan.source, plan.destination))
+        for name in ("key", "value", "scales"):
+            if (pool := getattr(cache, name)) is not None:
+                changed[name] = pool.at[destination].set(pool[source])
+    return replace(cache, **changed)
+
+
+def cached_attention(
+    query: ArrayLike,
+    cache: KVCache | CacheHandle,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Mask | None = None,
+    *,
+    scale: float | ArrayLike | None = None,
+    is_causal: bool = True,
+    query_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+    query_offset: int | ArrayLike | None = None,
+    residual_dtype: Any = None,
+    rope: Rope | None = None,
+) -> Any:
+    """Attention of queries over the tokens of a cache, of JAX arrays or a handle: `wgattn.nn.cached_attention`.
+
+    query (B)TNH, float32, float16 or bfloat16, whatever the cache holds; the result has its shape, with Hv for H.
+    Without `query_offset` the last query of each sequence sits at its last token: append T tokens, then attend with
+    their queries. `implementation` None, "xla" and "cudnn" all mean that wgattn chooses. Of arrays it is pure, under
+    every transform that `wgattn.jax.call` takes; gradients flow through a dense cache of floats. Of a handle only query
+    and result are moved.
+
+    Raises ValueError and TypeError for what does not fit, while JAX traces; what fails at run time is JAX's error with
+    the original's type and text, a RuntimeError for a handle that is dead or written over.
+
+    Example:
+        >>> cache = wgattn.jax.CacheHandle.create(2, 64, kv_heads=2, head_dim=32)
+        >>> kv, q = jnp.ones((2, 5, 2, 32)), jnp.ones((2, 5, 8, 32))
+        >>> wgattn.jax.cached_attention(q, cache.append(kv, kv)).shape
+        (2, 5, 8, 32)
+        >>> cache.free()
+    """
+    given = {"query": query, "bias": bias, "mask": mask, "scale": scale, "query_seq_lengths": query_seq_lengths}
+    given |= {"sinks": sinks, "query_offset": query_offset}
+    recorded, operands = cached_call(
+        given,
+        {
+            "is_causal": bool(is_causal),
+            "local_window_size": None if local_window_size is None else window(local_window_size),
+            "implementation": implementation,
+            "return_residual": bool(return_residual),
+            "softcap": softcap,
+            "residual_dtype": residual_dtype,
+            "rope": rope,
+        },
+    )
+    if isinstance(cache, CacheHandle):
+        found = attend_held(cache, recorded, operands)
+        return found if return_residual else found[0]
+    _check(cache)
+    return call(_attention(recorded), cache, *operands)
+
+
+CHANGED = ("key", "value", "scales", "lengths")
+
+
+@lru_cache(maxsize=64)
+def _append(rope: Rope | None) -> JitFunction:
+    def append(cache: KVCache, key: Array, value: Array, *lengths: Array) -> tuple[Array | None, ...]:
+        found = cache.append(key, value, *lengths, rope=rope)
+        return tuple(getattr(found, name) for name in CHANGED)
+
+    return jit(append)
+
+
+@lru_cache(maxsize=256)
+def _attention(recorded: CachedCall) -> JitFunction:
+    def cached_attention(cache: KVCache, *operands: Array) -> Any:
+        return recorded.record(cache, operands)
+
+    return jit(cached_attention)
+
+
+def _check(cache: Any) -> None:
+    if not isinstance(cache, KVCache):
+        raise TypeError(
+            f"cache is a wgattn.KVCache or a wgattn.jax.CacheHandle; got {type(cache).__name__}: make one with "
+            "wgattn.jax.new_cache or CacheHandle.create"
+        )

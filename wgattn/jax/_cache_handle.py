@@ -1,0 +1,218 @@
+"""CacheHandle: a KV cache that stays on wgattn's device, as a few int32 numbers that a JAX program passes round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.custom_batching import custom_vmap
+
+from wgattn._array import Array, asarray
+from wgattn._cache import ARRAYS, KVCache
+from wgattn._cache_form import CacheForm, Sizes
+from wgattn._dtypes import float32, int32
+from wgattn._errors import UnsupportedError
+from wgattn._jit import jit
+from wgattn._kernels.rotation import Rope
+
+from ._cache_calls import CachedCall, cache_of
+from ._cache_held import Append, Attend, hold, release, snapshot
+from ._callback import check_backend, operand, run_in_jax
+from ._recorded import Avals, avals_of, lowered
+
+ArrayLike = Any
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHandle:
+    """A KV cache on wgattn's device, for JAX programs: decoding moves the new tokens' q, k and v alone.
+
+    `array` is int32 (2 + B,): the cache's number, a version, and the length of each sequence. An append gives a new
+    handle, behind whose lengths nothing is told of. To use an older one is fine while nothing has been written over
+    its tokens: a step may be run again, and a draft taken back. Else, and after `free`, its use raises. A pytree of
+    one array: it goes through `jit`, `scan` and `while_loop`; not through `grad`, `vmap` or `checkpoint`.
+
+    Example:
+        >>> cache = wgattn.jax.CacheHandle.create(2, 64, kv_heads=4, head_dim=32)
+        >>> kv = jnp.ones((2, 5, 4, 32))
+        >>> jax.jit(lambda cache: cache.append(kv, kv))(cache).lengths.tolist()
+        [5, 5]
+        >>> cache.free()
+    """
+
+    array: Any
+    form: CacheForm
+    sizes: Sizes
+
+    @classmethod
+    def create(cls, *sizes: int, **options: Any) -> CacheHandle:
+        """An empty cache that this process keeps until `free`. Takes what `wgattn.KVCache.create` takes.
+
+        Raises what that raises, and TypeError while JAX traces.
+        """
+        return cls._hold(KVCache.create(*sizes, **options), True)
+
+    @classmethod
+    def of(cls, cache: KVCache) -> CacheHandle:
+        """A handle of what a `wgattn.KVCache` holds, of wgattn's arrays or of JAX's. The cache itself stays as it is.
+
+        Raises TypeError while JAX traces.
+        """
+        return cls._hold(cache, False)
+
+    @classmethod
+    def _hold(cls, cache: KVCache, own: bool) -> CacheHandle:
+        check_backend()
+        if isinstance(jnp.zeros(()), Tracer):
+            raise TypeError(
+                "a cache handle is made outside of what JAX traces: a traced function would make one cache, once, for "
+                "all of its calls. Give the handle to the function"
+            )
+        given = {name: getattr(cache, name) for name in ARRAYS}
+        arrays = {name: None if x is None else x if isinstance(x, Array) else asarray(x) for name, x in given.items()}
+        cache = replace(cache, **arrays)
+        lengths = np.asarray(cache.lengths)
+        pages = None if cache.pages is None else cache.key.shape[0]
+        sizes = Sizes(cache.batch, cache.capacity, cache.kv_heads, pages)
+        if cache.pages is not None:  # the table is the host's, whatever made it
+            cache = replace(cache, pages=asarray(np.asarray(cache.pages)))
+        return cls(jnp.asarray(hold(cache, sizes, lengths, own)), cache.form, sizes)
+
+    @property
+    def lengths(self) -> jax.Array:
+        """int32 (B,): the tokens that each sequence has."""
+        return self.array[2:]
+
+    def positions(self, T: int) -> jax.Array:
+        """int32 (B, T): where the next T tokens of each sequence will sit."""
+        return self.lengths[:, None] + jnp.arange(T, dtype=jnp.int32)
+
+    def append(
+        self, key: ArrayLike, value: ArrayLike, lengths: ArrayLike | None = None, *, rope: Rope | None = None
+    ) -> CacheHandle:
+        """The handle with T more tokens a sequence, written in place; a paged cache is given the pages it needs.
+
+        key (B)TKH, value (B)TKHv, float32, float16 or bfloat16; `lengths` int32 (B,): how many of the T are real.
+        `wgattn.KVCache.append` says more.
+
+        Raises ValueError and TypeError for what does not fit, while JAX traces. When it runs, JAX's error with the text
+        of a ValueError beyond the capacity, a RuntimeError for a handle that is dead or written over, a DeviceLostError
+        for one of a lost device: nothing is written then.
+        """
+        check_backend()
+        rows = [operand(key, "key"), operand(value, "value")]
+        rows += [] if lengths is None else [operand(lengths, "lengths")]
+        program = _append_program(self.form, self.sizes, rope, avals_of(rows))
+        if not rows[0].shape[-3]:
+            return self
+        (array,) = run_in_jax(program, *_plain(self.array, *rows))
+        return replace(self, array=array)
+
+    def truncate(self, lengths: int | ArrayLike) -> CacheHandle:
+        """The handle of no more than `lengths` tokens a sequence: an int, or int32 (B,). Nothing is called or moved."""
+        kept = jnp.minimum(self.lengths, jnp.asarray(lengths, jnp.int32))
+        return replace(self, array=jnp.concatenate([self.array[:2], kept]))
+
+    def cache(self) -> KVCache:
+        """What the handle names, as a `wgattn.KVCache`; later appends do not change it. Not while JAX traces."""
+        return snapshot(self._on_host("cache"))
+
+    def free(self) -> None:
+        """Give the memory back. All handles of the cache are dead then. Waits for this one; not while JAX traces."""
+        release(self._on_host("free"))
+
+    def _on_host(self, use: str) -> np.ndarray:
+        if isinstance(self.array, Tracer):
+            raise TypeError(f"{use} of a cache handle is called outside of what JAX traces")
+        return np.asarray(self.array)
+
+    def __repr__(self) -> str:
+        form, sizes = self.form, self.sizes
+        return (
+            f"CacheHandle({form.dtype.name}, B={sizes.batch} C={sizes.capacity} K={sizes.kv_heads} H={form.head_dim})"
+        )
+
+
+jax.tree_util.register_dataclass(CacheHandle, ["array"], ["form", "sizes"])
+
+
+def attend_held(handle: CacheHandle, call: CachedCall, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """Attention over what a handle names: out, and the residual where it is asked for."""
+    program = _attend_program(handle.form, handle.sizes, call, avals_of(operands))
+    if 0 in operands[0].shape:
+        return tuple(jnp.zeros(aval.shape, aval.dtype) for aval in program.results)
+    return run_in_jax(program, *_plain(handle.array, *operands))
+
+
+@lru_cache(maxsize=256)
+def _append_program(form: CacheForm, sizes: Sizes, rope: Rope | None, avals: Avals) -> Append:
+    own = _avals(form, sizes)
+
+    def append(*arrays: Array) -> tuple[Array, ...]:
+        cache = cache_of(tuple(own), arrays[: len(own)], form)
+        found = cache.append(*arrays[len(own) :], rope=rope)
+        return tuple(x for x in (found.key, found.value, found.scales) if x is not None)
+
+    return Append(form, sizes, lowered(jit(append), (*own.values(), *avals)))
+
+
+@lru_cache(maxsize=256)
+def _attend_program(form: CacheForm, sizes: Sizes, call: CachedCall, avals: Avals) -> Attend:
+    own = _avals(form, sizes)
+
+    def attention(*arrays: Array) -> Any:
+        return call.record(cache_of(tuple(own), arrays[: len(own)], form), arrays[len(own) :])
+
+    return Attend(form, sizes, lowered(jit(attention), (*own.values(), *avals)))
+
+
+def _avals(form: CacheForm, sizes: Sizes) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """The shapes and dtypes of a cache's arrays by name, in the order that it has them."""
+    rows, (key, value) = sizes.rows(form), form.dims
+    found: dict[str, tuple[tuple[int, ...], np.dtype]] = {
+        "key": ((*rows, key), form.storage),
+        "value": ((*rows, value), form.storage),
+    }
+    if form.scale_count:
+        found["scales"] = ((*rows, form.scale_count), float32)
+    if form.page_size is not None:
+        found["pages"] = (sizes.table(form), int32)
+    return found | {"lengths": ((sizes.batch,), int32)}
+
+
+def _plain(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The same arrays. Raises where JAX differentiates or maps them: what a handle names is no value of JAX's."""
+    return _unmapped(*arrays)
+
+
+def _refused(what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"a cache handle does not go through {what}: no grad, vmap or checkpoint, as it names memory that is written "
+        "in place. Use a cache of JAX arrays there (wgattn.jax.new_cache), or jax.lax.stop_gradient"
+    )
+
+
+@jax.custom_jvp
+def _constant(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return arrays
+
+
+@_constant.defjvp
+def _refuse_jvp(primals: Any, tangents: Any) -> NoReturn:
+    raise _refused("grad")
+
+
+@custom_vmap
+def _unmapped(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return _constant(*arrays)
+
+
+@_unmapped.def_vmap
+def _refuse_vmap(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> NoReturn:
+    raise _refused("vmap")

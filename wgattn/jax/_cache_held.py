@@ -1,0 +1,230 @@
+"""Caches that stay on wgattn's device while a JAX program passes their handles round. Nothing here uses jax.
+
+A handle holds (id, version, length of each sequence), int32. An append writes the positions from these lengths on, so
+that one that is repeated writes the same again, and gives a version that never was. Handles that an append has written
+over are known by their versions, and refused.
+"""
+
+import itertools
+import secrets
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from wgattn import _run
+from wgattn._array import Array, asarray, of
+from wgattn._cache import KVCache
+from wgattn._cache_checks import check_counts
+from wgattn._cache_form import CacheForm, Sizes
+from wgattn._cache_pages import released
+from wgattn._dtypes import int32
+from wgattn._graph.graph import Aval, View
+from wgattn._graph.operations import Input
+from wgattn._known import known
+from wgattn._record import Stored, leaf
+from wgattn._trace import Traced
+
+from ._callback import HostCallback, result_avals
+
+VERSIONS = 1024  # of a cache that are known: an append may be repeated from so far back
+STORAGE = ("key", "value", "scales")
+
+_numbers = itertools.count(1 + secrets.randbelow(1 << 30))  # another process's handles are not taken for this one's
+_held: "dict[int, Held]" = {}
+
+
+@dataclass(slots=True)
+class Held:
+    """A cache, the lengths up to which each version's tokens are there still, and what was ever written of a ring."""
+
+    cache: KVCache
+    sizes: Sizes
+    own: bool  # nobody else has its storage
+    versions: dict[int, np.ndarray]
+    written: np.ndarray
+    newest: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self, number: int, version: int, lengths: np.ndarray) -> None:
+        """Raise RuntimeError for a handle whose tokens are not there any more."""
+        there = self.versions.get(version)
+        if there is None or (lengths > there).any() or (lengths < 0).any():
+            raise RuntimeError(
+                f"this handle is an older version of cache {number}: (version {version}, lengths {lengths.tolist()}); "
+                f"the newest has lengths {self.newest_lengths.tolist()}. What it named has been written over, or is more "
+                f"than {VERSIONS} appends ago: go on with the handle that the last append gave, and give each line of "
+                "appends a cache of its own"
+            )
+
+    def check_ring(self, number: int, lengths: np.ndarray, written: np.ndarray) -> None:
+        """Raise RuntimeError where a ring to which so much was written has lost tokens that these lengths see."""
+        form = self.cache.form
+        if form.window is None:
+            return
+        spare = self.sizes.capacity - form.pinned - form.window
+        if ((written > self.sizes.capacity) & (written - lengths > spare)).any():
+            raise RuntimeError(
+                f"this handle is an older version of cache {number}, a ring: lengths {lengths.tolist()}, where "
+                f"{written.tolist()} tokens were written and the last {spare} can be taken back. Use what attention "
+                "gives before the next append, or create the cache with more capacity"
+            )
+
+    def appended(self, version: int, before: np.ndarray, after: np.ndarray) -> int:
+        """The version of the tokens up to `after`, written behind `before` of `version`."""
+        for later in [v for v in self.versions if v > version]:
+            del self.versions[later]
+        if (before < self.versions[version]).any():  # taken back first: so for the versions before it
+            self.versions = {v: np.minimum(there, before) for v, there in self.versions.items()}
+        self.newest += 1
+        self.versions[self.newest] = after
+        if len(self.versions) > VERSIONS:
+            del self.versions[next(iter(self.versions))]
+        self.written = np.maximum(self.written, after)
+        return self.newest
+
+    @property
+    def newest_lengths(self) -> np.ndarray:
+        return next(reversed(self.versions.values()))
+
+
+def hold(cache: KVCache, sizes: Sizes, lengths: np.ndarray, own: bool) -> np.ndarray:
+    """The first handle of a cache, which is kept until `release`."""
+    number = next(_numbers)
+    _held[number] = Held(cache, sizes, own, {0: lengths}, lengths)
+    return np.array([number, 0, *lengths], np.int32)
+
+
+def release(handle: np.ndarray) -> None:
+    """Forget a cache; its memory is free when what runs is done."""
+    _held.pop(int(handle[0]), None)
+
+
+def snapshot(handle: np.ndarray) -> KVCache:
+    """What a handle names, as a value: the next append copies."""
+    held, lengths = _find(handle), handle[2:]
+    with held.lock:
+        held.check(int(handle[0]), int(handle[1]), lengths)
+        held.check_ring(int(handle[0]), lengths, held.written)
+        held.own = False
+        return replace(held.cache, lengths=asarray(lengths))
+
+
+def _find(handle: np.ndarray) -> Held:
+    held = _held.get(int(handle[0]))
+    if held is None:
+        raise RuntimeError(
+            f"the cache of this handle, number {int(handle[0])}, is not there: it was freed, or another process made "
+            "it. wgattn.jax.CacheHandle.create makes one"
+        )
+    return held
+
+
+class OnHeld(HostCallback):
+    """A callback on the cache of a handle, which is its first argument.
+
+    `traced` takes the arrays of the cache, `lengths` the last of them, and then the other arguments.
+    """
+
+    effect = True
+
+    def __init__(self, form: CacheForm, sizes: Sizes, traced: Traced) -> None:
+        self._form, self._sizes, self._traced = form, sizes, traced
+
+    def _run(self, arrays: Sequence[np.ndarray], places: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        handle = arrays[0].copy()
+        held = _find(handle)
+        if (held.cache.form, held.sizes) != (self._form, self._sizes):
+            raise ValueError(f"this handle is that of another cache: {held.cache!r}, of other sizes")
+        with held.lock:
+            held.check(int(handle[0]), int(handle[1]), handle[2:])
+            return self._on(held, handle, arrays[1:], places)
+
+    @abstractmethod
+    def _on(
+        self, held: Held, handle: np.ndarray, given: Sequence[np.ndarray], places: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, ...]:
+        """The results; `held` is locked, and the handle is one of its versions."""
+
+    def _inputs(self, cache: KVCache, given: Sequence[np.ndarray]) -> list[Stored | np.ndarray]:
+        """The program's inputs: what lies on the device, and NumPy arrays. Raises what the call's checks raise."""
+        own = list(cache._arrays().values())
+        values = [known(x._step, x._result) for x in own] + list(given)
+        self._traced.host.run(lambda i: values[i])
+        stored = [_run.stored(x._step, x._result) for x in own[:-1]]
+        captured = [_run.stored(step, result) for step, result in self._traced.captured]
+        return [*stored, np.asarray(cache.lengths), *given, *captured]
+
+
+class Append(OnHeld):
+    """New tokens written behind a handle's. Gives the handle that names them too."""
+
+    def __init__(self, form: CacheForm, sizes: Sizes, traced: Traced) -> None:
+        super().__init__(form, sizes, traced)
+        self.results = (Aval((2 + sizes.batch,), int32),)
+
+    def _on(
+        self, held: Held, handle: np.ndarray, given: Sequence[np.ndarray], places: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, ...]:
+        number, version, before = int(handle[0]), int(handle[1]), handle[2:]
+        key, _, *counted = given
+        counts = counted[0] if counted else np.full(len(before), key.shape[1], np.int32)
+        check_counts(key.shape[1], counts)
+        after = before + counts
+        held.check_ring(number, after, np.maximum(held.written, after))
+        cache = self._with_room(held, before, counts)
+        inputs = self._inputs(cache, given)
+        there = [x if isinstance(x, Stored) else _run.upload(x) for x in inputs]
+        storage = [name for name in cache._arrays() if name in STORAGE]
+        mine = frozenset(i for i in range(len(storage)) if held.own and not there[i].shared)
+        found = self._traced.run(there, mine, _run.validating())
+        written = {name: _array(getattr(cache, name), x) for name, x in zip(storage, found, strict=True)}
+        held.cache, held.own = replace(cache, **written), True
+        return (np.array([number, held.appended(version, before, after), *after], np.int32),)
+
+    def _with_room(self, held: Held, before: np.ndarray, counts: np.ndarray) -> KVCache:
+        """The cache with these lengths, and with pages for so many more tokens."""
+        cache = replace(held.cache, lengths=asarray(before))
+        if cache.pages is None:
+            return cache
+        if (before < held.newest_lengths).any():
+            table = known(cache.pages._step, cache.pages._result)
+            assert table is not None
+            cache = replace(cache, pages=asarray(released(table, before, cache.key.shape[1])))
+        return cache.reserve(counts)
+
+
+class Attend(OnHeld):
+    """Attention over what a handle names."""
+
+    def __init__(self, form: CacheForm, sizes: Sizes, traced: Traced) -> None:
+        super().__init__(form, sizes, traced)
+        inputs = {n.operation.index: n.avals[0] for n in traced.graph.nodes if isinstance(n.operation, Input)}
+        self.results = result_avals(traced, tuple(inputs[i] for i in range(traced.arguments)))
+        self._programs: dict[tuple[View, ...], Any] = {}
+
+    def _on(
+        self, held: Held, handle: np.ndarray, given: Sequence[np.ndarray], places: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, ...]:
+        held.check_ring(int(handle[0]), handle[2:], held.written)
+        inputs = self._inputs(replace(held.cache, lengths=asarray(handle[2:])), given)
+        if _run.validating():
+            there = [x if isinstance(x, Stored) else _run.upload(x) for x in inputs]
+            found = self._traced.run(there, frozenset(), True)
+            return tuple(
+                _run.download(x.buffer, x.view, aval.dtype) for x, aval in zip(found, self.results, strict=True)
+            )
+        layouts = tuple(x.view if isinstance(x, Stored) else View.natural(x.shape) for x in inputs)
+        program = self._programs.get(layouts)
+        if program is None:
+            program = self._programs[layouts] = _run.executable(self._traced.graph_for(layouts))
+        flat = [x.buffer if isinstance(x, Stored) else x for x in inputs]
+        return tuple(program.run_on_host(flat, dict(enumerate(places))))
+
+
+def _array(old: Array, value: Stored) -> Array:
+    """The Array of what lies on the device where `old` lay."""
+    return of(leaf(value, Aval(old.shape, old.dtype)))
