@@ -174,11 +174,14 @@ def test_other_subgroups(width: int) -> None:
         return
     program = (
         "from tests.kernels.attention.test_cpu_families import *\n"
+        "from tests.kernels.attention import test_cpu_caches as cached\n"
         "from wgattn import _runtime\n"
         f"assert _runtime.current_profile().subgroup_size == {width // 32}\n"
         "for family in LANES:\n"
         "    T = queries(family, 19)\n"
         "    compare(family, inputs(B=2, T=T, H=16), **options_of(2, T, 37, 4)['segments'])\n"
+        "    for dtype in ('f32', 'i4'):\n"
+        "        cached.compare(family, cached.cache_of(dtype, [24, 0, 5], 24, page_size=8))\n"
     )
     environment = {**os.environ, "LP_NATIVE_VECTOR_WIDTH": str(width)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
