@@ -53,12 +53,20 @@ def widened(given: Any, S: int, capacity: int) -> Any:
 LAYOUTS: tuple[dict[str, Any], ...] = ({"layout": "paged", "page_size": 8}, {}, {"layout": "paged", "page_size": 32})
 
 
-@pytest.mark.parametrize("number", range(0, len(SAMPLE), 3), ids=lambda number: SAMPLE[number].name)
-def test_sample(number: int):
-    attend(SAMPLE[number], **LAYOUTS[number % 2])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every case with --grid; without, a sample is taken of every third."""
+    step = 1 if metafunc.config.getoption("--grid") else 3
+    cases = {"sampled": (SAMPLE, 3), "in_grid": (GRID, step)}
+    for name, (of, every) in cases.items():
+        if name in metafunc.fixturenames:
+            numbers = range(0, len(of), every)
+            metafunc.parametrize(name, numbers, ids=[of[number].name for number in numbers])
+
+
+def test_sample(sampled: int):
+    attend(SAMPLE[sampled], **LAYOUTS[sampled // 3 % 2])
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("number", range(len(GRID)), ids=lambda number: GRID[number].name)
-def test_grid(number: int):
-    attend(GRID[number], **LAYOUTS[number % len(LAYOUTS)])
+def test_grid(in_grid: int):
+    attend(GRID[in_grid], **LAYOUTS[in_grid // 3 % len(LAYOUTS)])
