@@ -100,6 +100,8 @@ fn decode(
     let from_key = parameters.key_first + part * parameters.part_keys;
     let keys = block_keys(b, 0u, 0u, from_key, min(from_key + parameters.part_keys, parameters.key_end));
     let kept = kept_keys(b, 0u);
+    let k_rows = key_rows(b, k);
+    let v_rows = value_rows(b, k);
     let lane = thread % VALUE_CHUNKS;
     let row = thread / VALUE_CHUNKS;
 %% for g in heads
@@ -123,7 +125,7 @@ fn decode(
         if ({% for i in range(KEYS) %}{{ " || " if i else "" }}read_{{ i }}{% endfor %}) {
 %% for i in range(KEYS)
             let key_{{ i }} = min(s_{{ i }}, keys.y - 1u);
-            let k_row_{{ i }} = key_row(b, key_slot(b, key_{{ i }}), k);
+            let k_row_{{ i }} = key_row_of(k_rows, b, key_slot(b, key_{{ i }}), k);
 %% endfor
             for (var chunk = 0u; chunk < HEAD_CHUNKS; chunk += {{ TURN }}u) {
 %% for c in range(TURN)
@@ -198,7 +200,7 @@ fn decode(
 %% else
                 if (j_{{ u }} < live && key_there(b, tile + j_{{ u }})) {
 %% endif
-                    v_{{ u }} = load_value(value_row(b, key_slot(b, tile + j_{{ u }}), k), lane);
+                    v_{{ u }} = load_value(value_row_of(v_rows, b, key_slot(b, tile + j_{{ u }}), k), lane);
                 }
 %% endfor
 %% for u in range(TURN)

@@ -74,18 +74,20 @@ fn decode(
     let from_key = parameters.key_first + part * parameters.part_keys;
     let keys = block_keys(b, 0u, 0u, from_key, min(from_key + parameters.part_keys, parameters.key_end));
     let kept = kept_keys(b, 0u);
+    let k_rows = key_rows(b, k);
+    let v_rows = value_rows(b, k);
     for (var tile = keys.x; tile < keys.y; tile += TEAMS * BATCH) {
         let first = tile + team * BATCH;
 %% for j in batch
         let s_{{ j }} = min(first + {{ j }}u, keys.y - 1u);
         let slot_{{ j }} = key_slot(b, s_{{ j }});
 %% if UNIT
-        let key_at_{{ j }} = {{ key_row }}(b, slot_{{ j }}, k) / {{ 4 * QUADS }}u + lane;
+        let key_at_{{ j }} = (k_rows + slot_{{ j }} * parameters.key_s) / {{ 4 * QUADS }}u + lane;
 %% for i in range(KEY_QUADS // QUADS)
         let key_{{ j }}_{{ i }} = key[key_at_{{ j }} + {{ i * LANES }}u];
 %% endfor
 %% else
-        let key_at_{{ j }} = key_row(b, slot_{{ j }}, k);
+        let key_at_{{ j }} = key_row_of(k_rows, b, slot_{{ j }}, k);
 %% for i in range(KEY_QUADS)
 %% if problem.rope is not none
         let k_{{ j }}_{{ i }} = load_key_rotated(key_at_{{ j }}, lane + {{ i * LANES }}u, key_position(b, s_{{ j }}));
@@ -175,12 +177,12 @@ fn decode(
 
 %% for j in batch
 %% if UNIT
-        let value_at_{{ j }} = {{ value_row }}(b, slot_{{ j }}, k) / {{ 4 * QUADS }}u + lane;
+        let value_at_{{ j }} = (v_rows + slot_{{ j }} * parameters.value_s) / {{ 4 * QUADS }}u + lane;
 %% for i in range(VALUE_QUADS // QUADS)
         let value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ i * LANES }}u];
 %% endfor
 %% else
-        let value_at_{{ j }} = value_row(b, slot_{{ j }}, k);
+        let value_at_{{ j }} = value_row_of(v_rows, b, slot_{{ j }}, k);
 %% endif
 %% endfor
 %% for j in batch

@@ -78,6 +78,8 @@ fn flash_tiled(
     let t_first = (blocks - 1u - index) * TILE_T;
     let t_last = min(t_first + TILE_T, parameters.T) - 1u;
     let k = key_head(n_first);
+    let k_rows = key_rows(b, k);
+    let v_rows = value_rows(b, k);
     let across = thread % ACROSS;
     let row_first = thread / ACROSS * ROWS;
 
@@ -125,7 +127,7 @@ fn flash_tiled(
             let s = tile + key;
             var four = vec4f();
             if (s < keys.y) {
-                let row = key_row(b, key_slot(b, s), k);
+                let row = key_row_of(k_rows, b, key_slot(b, s), k);
 %% if problem.rope is not none
                 four = load_key_rotated(row, chunk, key_position(b, s));
 %% else
@@ -198,7 +200,7 @@ fn flash_tiled(
             let s = tile + key;
             var four = vec4f();
             if (s < keys.y && key_there(b, s)) {
-                four = load_value(value_row(b, key_slot(b, s), k), chunk);
+                four = load_value(value_row_of(v_rows, b, key_slot(b, s), k), chunk);
             }
             key_value_tile[key * V_PITCH + chunk] = four;
         }

@@ -109,6 +109,26 @@ fn {{ name }}_{{ "element" if name in stored else "row" }}(b: u32, {{ inner }}: 
 }
 
 %% endfor
+%% for name, inner, outer in rows_placed
+%% if name in ("key", "value")
+// The rows of key/value head k, found from its first one: a division by the batch axes stays out of the loop over keys.
+fn {{ name }}_rows(b: u32, k: u32) -> u32 {
+    return {{ name }}_{{ "element" if name in stored else "row" }}(b, 0u, k);
+}
+
+%% if name in stored
+fn {{ name }}_row_of(rows: u32, b: u32, s: u32, k: u32) -> StoredRow {
+    let first = scales_at(b, s, k){{ " + key_scales()" if name == "value" }};
+    return StoredRow(rows + s * parameters.{{ name }}_s, {{ "first" if blocks else "scales[first]" }});
+}
+%% else
+fn {{ name }}_row_of(rows: u32, b: u32, s: u32, k: u32) -> u32 {
+    return rows + s * parameters.{{ name }}_s;
+}
+%% endif
+
+%% endif
+%% endfor
 %% if problem.rope is not none and not ("query" in UNBUFFERED and "key" in UNBUFFERED)
 {{ rotations.rotation() }}
 %% for name in ("query", "key")

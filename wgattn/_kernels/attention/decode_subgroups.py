@@ -107,7 +107,6 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
     steps = team.steps()
     quads = int(team.unit // (4 * problem.key_dtype.itemsize)) if team.unit else 1
     scaled = problem.scales and team.unit > 0  # once a logit and a weight; the shared readers scale what they read
-    element = "element" if problem.scales else "row"
     return Variant(
         family=name,
         name=variant_name(name, problem, partial, f"n{team.heads}l{team.lanes}k{team.batch}u{team.unit}"),
@@ -130,8 +129,6 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("SLACK", SLACK),
             ("SCALED", scaled),
             ("steps", steps),
-            ("key_row", f"key_{element}"),
-            ("value_row", f"value_{element}"),
             ("key_name", short_name(problem.key_dtype)),
             ("value_name", short_name(problem.value_dtype)),
         ),
