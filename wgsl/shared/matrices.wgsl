@@ -1,121 +1,117 @@
-{# Macros: 16 x 16 matrices that the lanes of a subgroup hold together, of float16 (left, right) and float32 (sums). All
-   lie in workgroup memory by rows of words: offsets and pitches count elements of the array, of `words` 32-bit words.
-   MATRICES "units": the device's matrix units, which Dawn alone has. "loops": the same in loops over what lies in
-   memory, for tests where there are none; there a loaded matrix is its place, so memory must not change until it is
-   used. Needs LANES, and `lane` where it is used. Import it with its context. #}
+{# Macros: 16x16 matrices that the 32 lanes of a subgroup hold together, of float16 ("left" and "right") or float32
+   ("result"), and their ways to and from workgroup arrays. float16 lie in arrays of vec4u, eight an element, float32 in
+   arrays of vec4f: places and pitches count such elements, so that lanes move 16 bytes at a time.
+   EMULATED composes plain WGSL of the same meaning, for tests: a lane holds row `lane % 16`, of right matrices and
+   results eight columns, and what the hardware keeps in order needs a barrier. #}
 
-{# What the loops need: a reader of halves for every array that left or right matrices are loaded from. #}
-{% macro reader(array, words) -%}
-%% if MATRICES == "loops"
-fn half_of_{{ array }}(at: u32, half: u32) -> f32 {
-    let word = {{ words }}u * at + half / 2u;
-    return unpack2x16float({{ array }}[word / {{ words }}u][word % {{ words }}u])[half % 2u];
+{% macro zero(use="result") -%}
+{{ type(use) }}()
+{%- endmacro %}
+
+{% macro type(use) -%}
+{% if EMULATED %}{{ use | capitalize }}Matrix{% else %}subgroup_matrix_{{ use }}<{{ "f32" if use == "result" else "f16" }}, 16, 16>{% endif %}
+{%- endmacro %}
+
+{# The matrix at element `at` of an array, `pitch` elements from one row to the next, or with col_major one column. #}
+{% macro load(use, array, at, pitch, order="row_major") -%}
+{% if EMULATED %}{{ use }}_of_{{ array }}({{ at }}, {{ pitch }}, {{ (order == "col_major") | lower }})
+{%- else %}subgroupMatrixLoad<{{ type(use) }}, {{ order }}>(&{{ array }}, {{ at }}, {{ pitch }})
+{%- endif %}
+{%- endmacro %}
+
+{% macro store(array, at, pitch, matrix) -%}
+{% if EMULATED %}result_to_{{ array }}({{ at }}, {{ pitch }}, {{ matrix }})
+{%- else %}subgroupMatrixStore<row_major>(&{{ array }}, {{ at }}, {{ matrix }}, {{ pitch }})
+{%- endif %}
+{%- endmacro %}
+
+{% macro multiply_add(left, right, sum) -%}
+{{ "multiply_add" if EMULATED else "subgroupMatrixMultiplyAccumulate" }}({{ left }}, {{ right }}, {{ sum }})
+{%- endmacro %}
+
+{# What the emulation needs: its types, and its readers and writers of the named arrays. `bits` are arrays of vec4u that
+   results are stored to, as the bits of float32. #}
+{% macro emulation(lefts=(), rights=(), results=(), bits=()) -%}
+%% if EMULATED
+struct LeftMatrix {
+    row: array<f32, 16>,
 }
-%% endif
-{%- endmacro %}
 
-{# `side`: left or right; `order`: row_major, or col_major where the array's rows are the matrix's columns. #}
-{% macro load(name, side, order, array, at, pitch) -%}
-%% if MATRICES == "loops"
-let {{ name }} = {{ at }};
-%% else
-let {{ name }} = subgroupMatrixLoad<subgroup_matrix_{{ side }}<f16, 16, 16>, {{ order }}>(&{{ array }}, {{ at }}, {{ pitch }});
-%% endif
-{%- endmacro %}
+struct RightMatrix {
+    rows: array<vec4f, 32>,
+}
 
-{% macro zeros(name) -%}
-%% if MATRICES == "loops"
-var {{ name }} = array<f32, 256 / LANES>();
-%% else
-var {{ name }} = subgroup_matrix_result<f32, 16, 16>();
-%% endif
-{%- endmacro %}
+struct ResultMatrix {
+    row: array<vec4f, 2>,
+}
 
-{# sum += left · right, both loaded; (array, pitch) say where from, and `order` how the right one lies. #}
-{% macro multiply(sum, left, left_from, right, right_from, order) -%}
-%% if MATRICES == "loops"
-for (var i = 0u; i < 256u / LANES; i++) {
-    let row = (lane + i * LANES) / 16u;
-    let column = (lane + i * LANES) % 16u;
-    for (var j = 0u; j < 16u; j++) {
-        {{ sum }}[i] += half_of_{{ left_from[0] }}({{ left }} + row * {{ left_from[1] }}, j)
-%% if order == "row_major"
-            * half_of_{{ right_from[0] }}({{ right }} + j * {{ right_from[1] }}, column);
-%% else
-            * half_of_{{ right_from[0] }}({{ right }} + column * {{ right_from[1] }}, j);
-%% endif
+var<private> matrix_lane: u32;
+
+fn multiply_add(left: LeftMatrix, right: RightMatrix, sum: ResultMatrix) -> ResultMatrix {
+    var made = sum;
+%% for k in range(16)
+    made.row[0] += left.row[{{ k }}] * right.rows[{{ 2 * k }}];
+    made.row[1] += left.row[{{ k }}] * right.rows[{{ 2 * k + 1 }}];
+%% endfor
+    return made;
+}
+
+%% for array in lefts
+fn left_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> LeftMatrix {
+    var made: LeftMatrix;
+    let first = at + matrix_lane % 16u * pitch;
+%% for k in range(0, 16, 2)
+    let pair_{{ k }} = unpack2x16float({{ array }}[first + {{ k // 8 }}u][{{ k // 2 % 4 }}]);
+    made.row[{{ k }}] = pair_{{ k }}.x;
+    made.row[{{ k + 1 }}] = pair_{{ k }}.y;
+%% endfor
+    return made;
+}
+
+%% endfor
+%% for array in rights
+fn right_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> RightMatrix {
+    var made: RightMatrix;
+    let column = matrix_lane / 16u;
+    if (by_column) {
+%% for c in range(8)
+%% for k in range(0, 16, 2)
+        let pair_{{ c }}_{{ k }} = unpack2x16float({{ array }}[at + (8u * column + {{ c }}u) * pitch + {{ k // 8 }}u][{{ k // 2 % 4 }}]);
+        made.rows[{{ 2 * k + c // 4 }}][{{ c % 4 }}] = pair_{{ c }}_{{ k }}.x;
+        made.rows[{{ 2 * k + 2 + c // 4 }}][{{ c % 4 }}] = pair_{{ c }}_{{ k }}.y;
+%% endfor
+%% endfor
+    } else {
+%% for k in range(16)
+        let words_{{ k }} = {{ array }}[at + {{ k }}u * pitch + column];
+        made.rows[{{ 2 * k }}] = vec4f(unpack2x16float(words_{{ k }}.x), unpack2x16float(words_{{ k }}.y));
+        made.rows[{{ 2 * k + 1 }}] = vec4f(unpack2x16float(words_{{ k }}.z), unpack2x16float(words_{{ k }}.w));
+%% endfor
     }
-}
-%% else
-{{ sum }} = subgroupMatrixMultiplyAccumulate({{ left }}, {{ right }}, {{ sum }});
-%% endif
-{%- endmacro %}
-
-{# Sums as float32, to an array whose elements are vec2f (words 2), or vec4u that hold their bits (words 4). #}
-{% macro store(sum, array, at, pitch, words) -%}
-%% if MATRICES == "loops"
-for (var i = 0u; i < 256u / LANES; i++) {
-    let place = {{ at }} + (lane + i * LANES) / 16u * {{ pitch }} + (lane + i * LANES) % 16u / {{ words }}u;
-    {{ array }}[place][(lane + i * LANES) % {{ words }}u] = {{ sum ~ "[i]" if words == 2 else "bitcast<u32>(" ~ sum ~ "[i])" }};
-}
-%% else
-subgroupMatrixStore<row_major>(&{{ array }}, {{ at }}, {{ sum }}, {{ pitch }});
-%% endif
-{%- endmacro %}
-
-{# Sums that were stored to an array of vec2f, and perhaps changed there. #}
-{% macro restore(sum, array, at, pitch) -%}
-%% if MATRICES == "loops"
-for (var i = 0u; i < 256u / LANES; i++) {
-    {{ sum }}[i] = {{ array }}[{{ at }} + (lane + i * LANES) / 16u * {{ pitch }} + (lane + i * LANES) % 16u / 2u][(lane + i * LANES) % 2u];
-}
-%% else
-{{ sum }} = subgroupMatrixLoad<subgroup_matrix_result<f32, 16, 16>, row_major>(&{{ array }}, {{ at }}, {{ pitch }});
-%% endif
-{%- endmacro %}
-
-{# Sixteen stored bytes as float16 in two words of eight: the even bytes, and the odd ones. f8e4m3 comes out 256 times
-   too small: its bits are those of float16 with an exponent 8 too low, and all ones become a NaN. #}
-{% macro halves(dtype) -%}
-%% if dtype == "i8"
-// Two bytes with their signs turned, below the bits of 1024: as float16 these are 1152 more than the bytes say.
-fn less_1152(word: u32) -> u32 {
-%% if MATRICES == "loops"
-    return pack2x16float(unpack2x16float(word) - 1152.0);
-%% else
-    return bitcast<u32>(bitcast<vec2<f16>>(word) - vec2<f16>(1152.0h));
-%% endif
+    return made;
 }
 
-fn even_halves(words: vec4u) -> vec4u {
-    let four = (words & vec4u(0x00ff00ffu)) ^ vec4u(0x64806480u);
-    return vec4u(less_1152(four.x), less_1152(four.y), less_1152(four.z), less_1152(four.w));
+%% endfor
+%% for array in results
+fn result_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> ResultMatrix {
+    let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    return ResultMatrix(array<vec4f, 2>({{ array }}[first], {{ array }}[first + 1u]));
 }
 
-fn odd_halves(words: vec4u) -> vec4u {
-    return even_halves(words >> vec4u(8u));
-}
-%% elif dtype == "f8e4m3"
-// Bytes without their signs, all ones as 0xff: the bit below the sign of a float16 makes of these a NaN.
-fn without_signs(words: vec4u) -> vec4u {
-    let plain = words & vec4u(0x7f7f7f7fu);
-    return plain | ((plain + vec4u(0x01010101u)) & vec4u(0x80808080u));
+fn result_to_{{ array }}(at: u32, pitch: u32, matrix: ResultMatrix) {
+    let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    {{ array }}[first] = matrix.row[0];
+    {{ array }}[first + 1u] = matrix.row[1];
 }
 
-fn even_halves(words: vec4u) -> vec4u {
-    return ((without_signs(words) << vec4u(7u)) & vec4u(0x7f807f80u)) | ((words << vec4u(8u)) & vec4u(0x80008000u));
+%% endfor
+%% for array in bits
+fn result_to_{{ array }}(at: u32, pitch: u32, matrix: ResultMatrix) {
+    let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    {{ array }}[first] = bitcast<vec4u>(matrix.row[0]);
+    {{ array }}[first + 1u] = bitcast<vec4u>(matrix.row[1]);
 }
 
-fn odd_halves(words: vec4u) -> vec4u {
-    return ((without_signs(words) >> vec4u(1u)) & vec4u(0x7f807f80u)) | (words & vec4u(0x80008000u));
-}
-%% elif dtype == "f8e5m2"
-fn even_halves(words: vec4u) -> vec4u {
-    return (words << vec4u(8u)) & vec4u(0xff00ff00u);
-}
-
-fn odd_halves(words: vec4u) -> vec4u {
-    return words & vec4u(0xff00ff00u);
-}
+%% endfor
 %% endif
 {%- endmacro %}

@@ -1,0 +1,220 @@
+"""Flash on matrix units: float16 in, float32 sums. For prefill on GPUs that have them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wgattn._dtypes import float16, short_name
+from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.inputs import bindings, constants, parameters
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
+from wgattn._kernels.attention.naming import variant_name
+from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
+from wgattn._kernels.matrices import LANES, is_emulated, matrix_features, supports_matrices
+from wgattn._runtime.profile import DeviceProfile
+
+name = "flash_matrix"
+MAX_DIM = 256
+SIDE = 16  # rows and columns of a matrix
+SPLIT_KEYS = 512  # a split has no fewer keys: Q is staged once a split, and the merge reads every split
+SLACK = 8.0  # how far a logit may lie above the running maximum
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`subgroups` of a workgroup with `blocks` times 16 query rows each, and `keys` a step.
+
+    K and V have one buffer, or two so that one barrier a step is enough; with `ahead` they are read from storage a step
+    early. `slots` matrices of logits at a time are exchanged.
+    """
+
+    subgroups: int
+    blocks: int
+    keys: int
+    buffers: int = 1
+    ahead: bool = True
+    slots: int = 1
+
+    @property
+    def rows(self) -> int:
+        return self.subgroups * self.blocks * SIDE
+
+    @property
+    def threads(self) -> int:
+        return self.subgroups * LANES
+
+    def pitches(self, problem: AttentionProblem) -> dict[str, int]:
+        """16 bytes from one row to the next, odd numbers: lanes beside each other meet no bank conflict."""
+        return {
+            "KEY_PITCH": problem.head_dim // 8 + 1,
+            "VALUE_PITCH": problem.value_dim // 8 + 1,
+            "SCORE_PITCH": 4 * self.slots + 1,
+            "WEIGHT_PITCH": self.keys // 8 + 1,
+        }
+
+    def workgroup_bytes(self, problem: AttentionProblem) -> int:
+        """K and V, the logits and weights of each subgroup, the mean of V."""
+        pitch = self.pitches(problem)
+        tiles = self.buffers * self.keys * (pitch["KEY_PITCH"] + pitch["VALUE_PITCH"])
+        exchange = self.subgroups * SIDE * (pitch["SCORE_PITCH"] + pitch["WEIGHT_PITCH"])
+        return (tiles + exchange) * 16 + (problem.value_dim * 4 + 4 if problem.empty_rows == "mean" else 0)
+
+    def registers(self, problem: AttentionProblem) -> int:
+        """32-bit registers of a lane that hold matrices: the sums, Q and the logits."""
+        return self.blocks * (problem.value_dim // 2 + problem.head_dim // 4 + self.keys // 2)
+
+
+# Fastest first.
+TILES = (
+    Tile(8, 1, 32),
+    Tile(4, 1, 32),
+    Tile(4, 2, 32),
+    Tile(2, 1, 32),
+    Tile(2, 1, 16),
+    Tile(1, 1, 16),
+)
+MOST_REGISTERS = 208  # of 255 that a lane may have
+
+
+def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
+    """The first tile that fits the device, or None; of few rows, the smallest. Tuned by `flash_matrix_h64` and so on,
+    a place in TILES."""
+    fitting = [tile for tile in TILES if _fits(tile, problem, profile)]
+    tuned = dict(profile.tuned).get(f"{name}_h{problem.head_dim}")
+    if tuned is not None and TILES[tuned] in fitting:
+        return TILES[tuned]
+    if problem.queries == "few":
+        fitting = [tile for tile in fitting if tile.rows <= 2 * SIDE] or fitting[-1:]
+    return fitting[0] if fitting else None
+
+
+def _fits(tile: Tile, problem: AttentionProblem, profile: DeviceProfile) -> bool:
+    return (
+        tile.workgroup_bytes(problem) <= profile.limits.workgroup_bytes
+        and tile.threads <= profile.limits.invocations
+        and tile.registers(problem) <= MOST_REGISTERS
+    )
+
+
+def heads_of(problem: AttentionProblem, tile: Tile) -> int:
+    """Heads of a group that share a tile: rows that few queries leave free; a power of two."""
+    if problem.queries != "few" or problem.group == 1:
+        return 1
+    return min(1 << (problem.group - 1).bit_length(), tile.rows // 2)
+
+
+def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
+    units = supports_matrices(profile)
+    if not units:
+        return units
+    others = {short_name(d) for d in (problem.query_dtype, problem.key_dtype, problem.value_dtype) if d != float16}
+    if others:
+        return unsupported(f"it multiplies float16, not {' and '.join(sorted(others))}")
+    if problem.queries == "one":
+        return unsupported("it takes T from 2 on; one row a head leaves matrices empty")
+    if max(problem.head_dim, problem.value_dim) > MAX_DIM:
+        return unsupported(f"head dims above {MAX_DIM} do not fit registers")
+    if tile_of(problem, profile) is None:
+        least = TILES[-1].workgroup_bytes(problem)
+        return unsupported(
+            f"its least tile needs {least:,} bytes of workgroup memory, of {profile.limits.workgroup_bytes:,} there"
+        )
+    return enough_buffers(problem, profile)
+
+
+def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
+    return SUPPORTED
+
+
+def _unit(problem: AttentionProblem) -> int:
+    """16 where K and V are copied as words of eight elements, 0 where they are read by the shared readers."""
+    return 16 if problem.rope is None and problem.exact_dims and problem.aligned == 16 else 0
+
+
+def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
+    tile = _tile(problem, profile)
+    heads, unit = heads_of(problem, tile), _unit(problem)
+    emulated = is_emulated(profile)
+    own = (
+        f"s{tile.subgroups}x{tile.blocks}k{tile.keys}b{tile.buffers}x{tile.slots}",
+        f"u{unit}" + ("a" if tile.ahead and unit else ""),
+        *((f"n{heads}",) if heads > 1 else ()),
+        *(("emulated",) if emulated else ()),
+    )
+    pitches = tile.pitches(problem)
+    return Variant(
+        family=name,
+        name=variant_name(name, problem, partial, *own),
+        template="attention/flash_matrix.wgsl",
+        constants=(
+            *constants(problem, partial, unit=unit),
+            ("EMULATED", emulated),
+            ("WORKGROUP", tile.threads),
+            ("SUBGROUPS", tile.subgroups),
+            ("BLOCKS", tile.blocks),
+            ("BUFFERS", tile.buffers),
+            ("AHEAD", tile.ahead),
+            ("SLOTS", tile.slots),
+            ("TILE_Q", tile.rows),
+            ("TILE_K", tile.keys),
+            ("HEADS", heads),
+            ("TILE_T", tile.rows // heads),
+            ("QUERY_TURN", tile.buffers * tile.keys),
+            ("KEY_BLOCKS", tile.keys // SIDE),
+            ("HEAD_STEPS", problem.head_dim // SIDE),
+            ("VALUE_STEPS", problem.value_dim // SIDE),
+            ("HEAD_EIGHTS", problem.head_dim // 8),
+            ("VALUE_EIGHTS", problem.value_dim // 8),
+            ("VALUE_CHUNKS", problem.value_dim // 4),
+            ("KEY_PIECES", -(-tile.keys * problem.head_dim // 8 // tile.threads)),
+            ("VALUE_PIECES", -(-tile.keys * problem.value_dim // 8 // tile.threads)),
+            ("SCORES", SIDE * pitches["SCORE_PITCH"]),
+            ("WEIGHTS", SIDE * pitches["WEIGHT_PITCH"]),
+            *pitches.items(),
+            ("SLACK", SLACK),
+        ),
+        bindings=bindings(problem, partial, unit=unit),
+        parameters=parameters(problem),
+        workgroup_bytes=tile.workgroup_bytes(problem),
+        features=matrix_features(profile),
+        reason=f"matrix units: tiles of {tile.rows} rows and {tile.keys} keys",
+    )
+
+
+def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
+    tile = _tile(problem, profile)
+    heads = heads_of(problem, tile)
+
+    def workgroups(box: Box) -> int:
+        units = box.size("n") if heads == 1 else box.size("n") // problem.group * -(-problem.group // heads)
+        return box.batch * units * -(-box.size("t") * heads // tile.rows)
+
+    return plan_buffers(
+        problem,
+        call,
+        operands,
+        profile,
+        lambda partial: variant(problem, profile, partial),
+        workgroups,
+        splits_of=lambda box: splits_for(workgroups(box), box.size("s"), SPLIT_KEYS, profile),
+        max_keys=_max_keys(problem, tile, profile),
+        whole_groups=heads > 1,
+    )
+
+
+def _tile(problem: AttentionProblem, profile: DeviceProfile) -> Tile:
+    tile = tile_of(problem, profile)
+    assert tile is not None, "supports() was asked first"
+    return tile
+
+
+def _max_keys(problem: AttentionProblem, tile: Tile, profile: DeviceProfile) -> int | None:
+    """How many keys fit in the loop turns an invocation has: staging, masks, and what rare calls loop over besides."""
+    turns = profile.limits.loop_turns
+    if turns is None:
+        return None
+    staged = -(-tile.keys * (problem.head_dim + problem.value_dim) // 4 // tile.threads) + 2
+    a_tile = 1 + 5 * staged + tile.blocks * tile.keys // 2 + 3 * tile.keys
+    if problem.empty_rows == "mean":
+        a_tile += -(-problem.value_dim // 4 // tile.threads) * tile.keys // 8 * 9
+    return max((turns - 16384) // a_tile, 1) * tile.keys

@@ -1,0 +1,440 @@
+{% include "shared/prelude.wgsl" %}
+{% include "attention/hooks.wgsl" %}
+{% import "shared/matrices.wgsl" as matrices with context %}
+
+// Flash on matrix units: a workgroup owns TILE_Q query rows that read one key/value head, and passes over their keys
+// once, TILE_K at a time. K and V lie in workgroup memory as float16, where all subgroups read them. A subgroup owns
+// BLOCKS blocks of 16 rows, of which it keeps Q and the sums in matrices. No lane sees a matrix's elements: logits
+// take a way through workgroup memory, and so do the weights that they become. There lane l has row l % 16, and of
+// each 16 keys the eight of its half. Pitches are odd, so that lanes meet no bank conflict.
+// Rows are query rows of HEADS heads of one group: row r is head r % HEADS at t + r / HEADS.
+{% set blocks = range(BLOCKS) %}
+{% set key_blocks = range(KEY_BLOCKS) %}
+{% set head_steps = range(HEAD_STEPS) %}
+{% set value_steps = range(VALUE_STEPS) %}
+{# What orders the lanes' writes before their reads. Lanes of a subgroup go through the same code together. #}
+{% macro settle() %}{{ "workgroupBarrier();" if EMULATED }}{% endmacro %}
+{# The same number of the lane that has the other half of a row. #}
+{% macro other_half(value) %}{{ "other_half(thread, " ~ value ~ ")" if EMULATED else "subgroupShuffleXor(" ~ value ~ ", 16u)" }}{% endmacro %}
+
+// BUFFERS · TILE_K · KEY_PITCH · 16 bytes; at first Q, by turns
+var<workgroup> key_tile: array<vec4u, BUFFERS * TILE_K * KEY_PITCH>;
+// BUFFERS · TILE_K · VALUE_PITCH · 16 bytes
+var<workgroup> value_tile: array<vec4u, BUFFERS * TILE_K * VALUE_PITCH>;
+// SUBGROUPS · SCORES · 16 bytes: matrices of logits or sums on their way to the lanes
+var<workgroup> scores: array<vec4f, SUBGROUPS * SCORES>;
+// SUBGROUPS · WEIGHTS · 16 bytes: the weights of one block of rows
+var<workgroup> weights: array<vec4u, SUBGROUPS * WEIGHTS>;
+%% if problem.empty_rows == "mean"
+// VALUE_DIM · 4 bytes: the sum of V, for rows that keep no key; 4 bytes: whether there are any
+var<workgroup> value_sums: array<vec4f, VALUE_DIM / 4u>;
+var<workgroup> some_end_as_mean: atomic<u32>;
+%% endif
+%% if EMULATED
+var<workgroup> halves: array<f32, WORKGROUP>;
+
+fn other_half(thread: u32, value: f32) -> f32 {
+    workgroupBarrier();
+    halves[thread] = value;
+    workgroupBarrier();
+    return halves[thread ^ 16u];
+}
+
+%% endif
+{{ matrices.emulation(("key_tile", "weights"), ("key_tile", "value_tile"), ("scores",)) }}
+
+fn eight(a: vec4f, b: vec4f) -> vec4u {
+    return vec4u(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
+}
+
+%% if problem.segments
+{% include "attention/segment_ranges.wgsl" %}
+
+// The first tile from `tile` on that may have keys of the rows' segments, or `end`; and its segments.
+fn next_tile(b: u32, from_tile: u32, end: u32, q_ids: vec2i, k_ids: ptr<function, vec2i>) -> u32 {
+    for (var tile = from_tile; tile < end; tile += TILE_K) {
+        let ids = key_segment_range(b, tile, min(tile + TILE_K, end));
+        if (ids.x <= q_ids.y && ids.y >= q_ids.x) {
+            *k_ids = ids;
+            return tile;
+        }
+    }
+    return end;
+}
+
+%% endif
+fn weights_of(x: vec4f, base: f32) -> vec4f {
+    return vec4f(decay(x.x, base), decay(x.y, base), decay(x.z, base), decay(x.w, base));
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn flash_matrix(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) workgroups: vec3u,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    // Heads lie closest, so that workgroups of one key/value head run together; blocks of rows furthest.
+    let blocks = (parameters.T + TILE_T - 1u) / TILE_T;
+    var index = folded_index(workgroup, workgroups);
+%% if HEADS > 1
+    let head_blocks = (parameters.G + HEADS - 1u) / HEADS;
+    let units = parameters.N / parameters.G * head_blocks;
+    let unit = index % units;
+    let n_first = unit / head_blocks * parameters.G + unit % head_blocks * HEADS;
+    let n_last = min(n_first + HEADS, (unit / head_blocks + 1u) * parameters.G) - 1u;
+%% else
+    let units = parameters.N;
+    let n_first = index % units;
+    let n_last = n_first;
+%% endif
+    index /= units;
+    let b = index % parameters.batch;
+    index /= parameters.batch;
+    let part = index % parameters.parts;
+    index /= parameters.parts;
+    if (index >= blocks) {
+        return;
+    }
+    // The last rows keep the most keys under a causal mask: they start first.
+    let t_first = (blocks - 1u - index) * TILE_T;
+    let t_last = min(t_first + TILE_T, parameters.T) - 1u;
+    let k = key_head(n_first);
+    let subgroup = thread / 32u;
+    let row = thread % 16u;
+    let half = thread % 32u / 16u;
+    let score_at = subgroup * SCORES;
+    let own_scores = score_at + row * SCORE_PITCH + 2u * half;
+    let weight_at = subgroup * WEIGHTS;
+    let own_weights = weight_at + row * WEIGHT_PITCH + half;
+%% if EMULATED
+    matrix_lane = thread % 32u;
+%% endif
+
+    // Q, as many blocks of rows at a time as there is room for.
+%% for r in blocks
+%% for c in head_steps
+    var q_{{ r }}_{{ c }} = {{ matrices.type("left") }}();
+%% endfor
+%% endfor
+    for (var first = 0u; first < TILE_Q; first += QUERY_TURN) {
+        workgroupBarrier();
+        for (var i = thread; i < QUERY_TURN * HEAD_EIGHTS; i += WORKGROUP) {
+            let staged = i / HEAD_EIGHTS;
+            let chunk = i % HEAD_EIGHTS;
+            let t = t_first + (first + staged) / HEADS;
+            let n = n_first + (first + staged) % HEADS;
+            var words = vec4u();
+            if (t <= t_last && n <= n_last) {
+                let at = query_row(b, t, n);
+%% if problem.rope is not none
+                let p = position_of(b, t);
+                words = eight(load_query_rotated(at, 2u * chunk, p), load_query_rotated(at, 2u * chunk + 1u, p));
+%% else
+                words = eight(load_query(at, 2u * chunk), load_query(at, 2u * chunk + 1u));
+%% endif
+            }
+            key_tile[staged * KEY_PITCH + chunk] = words;
+        }
+        workgroupBarrier();
+%% for r in blocks
+        {
+            let from_row = (subgroup * BLOCKS + {{ r }}u) * 16u;
+            if (from_row / QUERY_TURN == first / QUERY_TURN) {
+%% for c in head_steps
+                q_{{ r }}_{{ c }} = {{ matrices.load("left", "key_tile", "(from_row - first) * KEY_PITCH + %du" % (2 * c), "KEY_PITCH") }};
+%% endfor
+            }
+        }
+%% endfor
+    }
+
+    let scale = query_scale(b);
+    let from_key = parameters.key_first + part * parameters.part_keys;
+    let to_key = min(from_key + parameters.part_keys, parameters.key_end);
+    let keys = block_keys(b, t_first, t_last, from_key, to_key);
+    // The subgroup's own rows, and what they keep.
+    let own_first = t_first + subgroup * BLOCKS * 16u / HEADS;
+    let own_last = min(t_first + ((subgroup + 1u) * BLOCKS * 16u - 1u) / HEADS, t_last);
+    var own_keys = vec2u();
+    if (own_first <= own_last) {
+        own_keys = block_keys(b, own_first, own_last, from_key, to_key);
+    }
+%% if problem.segments
+    let q_ids = query_segment_range(b, t_first, t_last);
+%% endif
+%% for r in blocks
+    let t_{{ r }} = t_first + ((subgroup * BLOCKS + {{ r }}u) * 16u + row) / HEADS;
+    let n_{{ r }} = n_first + ((subgroup * BLOCKS + {{ r }}u) * 16u + row) % HEADS;
+    let there_{{ r }} = t_{{ r }} <= t_last && n_{{ r }} <= n_last;
+    let kept_{{ r }} = kept_keys(b, min(t_{{ r }}, t_last));
+    var top_{{ r }} = MASKED;
+    var total_{{ r }} = 0.0;
+%% for c in value_steps
+    var o_{{ r }}_{{ c }} = {{ matrices.zero() }};
+%% endfor
+%% endfor
+    var started = false;
+{% set buffer = "buffer * TILE_K" if BUFFERS == 2 else "0u" %}
+{% macro fetch(name, words, pieces, tile) %}
+%% for i in range(pieces)
+        {
+            let i = thread + {{ i }}u * WORKGROUP;
+            let s = {{ tile }} + i / {{ words }}u;
+            {{ name }}_{{ i }} = vec4u();
+            if ({% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words %}i < TILE_K * {{ words }}u && {% endif %}s < keys.y{{ " && key_there(b, s)" if problem.paged and name == "value" }}) {
+                {{ name }}_{{ i }} = {{ name }}[{{ name }}_row(b, key_slot(b, s), k) / 8u + i % {{ words }}u];
+            }
+        }
+%% endfor
+{% endmacro %}
+%% if unit
+%% for i in range(KEY_PIECES)
+    var key_{{ i }} = vec4u();
+%% endfor
+%% for i in range(VALUE_PIECES)
+    var value_{{ i }} = vec4u();
+%% endfor
+%% endif
+
+    var tile = keys.x;
+%% if problem.segments
+    var k_ids = vec2i();
+    tile = next_tile(b, tile, keys.y, q_ids, &k_ids);
+%% endif
+%% if unit and AHEAD
+    if (tile < keys.y) {
+        {{ fetch("key", HEAD_EIGHTS, KEY_PIECES, "tile") }}
+        {{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, "tile") }}
+    }
+%% endif
+%% if BUFFERS == 2
+    var buffer = 0u;
+    workgroupBarrier();
+%% endif
+    while (tile < keys.y) {
+%% if unit and not AHEAD
+        {{ fetch("key", HEAD_EIGHTS, KEY_PIECES, "tile") }}
+        {{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, "tile") }}
+%% endif
+%% if BUFFERS == 1
+        workgroupBarrier();
+%% endif
+%% if unit
+%% for name, pitch, words, pieces in (("key", "KEY_PITCH", HEAD_EIGHTS, KEY_PIECES), ("value", "VALUE_PITCH", VALUE_EIGHTS, VALUE_PIECES))
+%% for i in range(pieces)
+        {
+            let i = thread + {{ i }}u * WORKGROUP;
+%% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words
+            if (i < TILE_K * {{ words }}u)
+%% endif
+            {
+                {{ name }}_tile[({{ buffer }} + i / {{ words }}u) * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
+            }
+        }
+%% endfor
+%% endfor
+%% else
+        for (var i = thread; i < TILE_K * HEAD_EIGHTS; i += WORKGROUP) {
+            let s = tile + i / HEAD_EIGHTS;
+            let chunk = i % HEAD_EIGHTS;
+            var words = vec4u();
+            if (s < keys.y) {
+                let at = key_row(b, key_slot(b, s), k);
+%% if problem.rope is not none
+                let p = key_position(b, s);
+                words = eight(load_key_rotated(at, 2u * chunk, p), load_key_rotated(at, 2u * chunk + 1u, p));
+%% else
+                words = eight(load_key(at, 2u * chunk), load_key(at, 2u * chunk + 1u));
+%% endif
+            }
+            key_tile[({{ buffer }} + s - tile) * KEY_PITCH + chunk] = words;
+        }
+        for (var i = thread; i < TILE_K * VALUE_EIGHTS; i += WORKGROUP) {
+            let s = tile + i / VALUE_EIGHTS;
+            let chunk = i % VALUE_EIGHTS;
+            var words = vec4u();
+            if (s < keys.y && key_there(b, s)) {
+                let at = value_row(b, key_slot(b, s), k);
+                words = eight(load_value(at, 2u * chunk), load_value(at, 2u * chunk + 1u));
+            }
+            value_tile[({{ buffer }} + s - tile) * VALUE_PITCH + chunk] = words;
+        }
+%% endif
+        workgroupBarrier();
+%% if problem.segments
+        let here_ids = k_ids;
+        let next = next_tile(b, tile + TILE_K, keys.y, q_ids, &k_ids);
+%% else
+        let next = tile + TILE_K;
+%% endif
+%% if unit and AHEAD
+        if (next < keys.y) {
+            {{ fetch("key", HEAD_EIGHTS, KEY_PIECES, "next") }}
+            {{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, "next") }}
+        }
+%% endif
+
+%% if not EMULATED
+        if (tile < own_keys.y && tile + TILE_K > own_keys.x) {
+%% else
+        {
+%% endif
+%% if problem.bias is none and not problem.mask
+            var whole = tile + TILE_K <= keys.y && block_keeps(b, min(own_first, own_last), own_last, tile, tile + TILE_K);
+%% if problem.segments
+            whole = whole && q_ids.x == q_ids.y && here_ids.x == here_ids.y;
+%% endif
+%% else
+            let whole = false;
+%% endif
+%% for r in blocks
+%% for t in key_blocks
+            var s_{{ r }}_{{ t }} = {{ matrices.zero() }};
+%% endfor
+%% endfor
+%% for c in head_steps
+%% for t in key_blocks
+            {
+                let k_part = {{ matrices.load("right", "key_tile", "(%s + %du) * KEY_PITCH + %du" % (buffer, 16 * t, 2 * c), "KEY_PITCH", "col_major") }};
+%% for r in blocks
+                s_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_part", "s_%d_%d" % (r, t)) }};
+%% endfor
+            }
+%% endfor
+%% endfor
+%% for r in blocks
+            var factor_{{ r }} = scale;
+%% for turn in range(KEY_BLOCKS // SLOTS)
+            {{ settle() }}
+%% for slot in range(SLOTS)
+            {{ matrices.store("scores", "score_at + %du" % (4 * slot), "SCORE_PITCH", "s_%d_%d" % (r, turn * SLOTS + slot)) }};
+%% endfor
+            {{ settle() }}
+            if ({{ "true" if problem.softcap else "!whole" }}) {
+                // In place: a lane reads and writes its own elements alone.
+                for (var i = 0u; i < {{ 8 * SLOTS }}u; i++) {
+                    let at = own_scores + i / 8u * 4u + i % 8u / 4u;
+                    let s = tile + ({{ turn * SLOTS }}u + i / 8u) * 16u + 8u * half + i % 8u;
+                    let product = scale * scores[at][i % 4u];
+                    var x = MASKED;
+%% if problem.softcap
+                    if (whole) {
+                        x = capped(product);
+                    } else if (s < keys.y) {
+%% else
+                    if (s < keys.y) {
+%% endif
+                        x = logit(product, b, min(n_{{ r }}, n_last), min(t_{{ r }}, t_last), s, kept_{{ r }});
+                    }
+                    scores[at][i % 4u] = x;
+                }
+                factor_{{ r }} = 1.0;
+            }
+%% for slot in range(SLOTS)
+%% for i in range(2)
+            let x_{{ r }}_{{ 2 * (turn * SLOTS + slot) + i }} = factor_{{ r }} * scores[own_scores + {{ 4 * slot + i }}u];
+%% endfor
+%% endfor
+%% endfor
+            var four_{{ r }} = x_{{ r }}_0;
+%% for i in range(1, 2 * KEY_BLOCKS)
+            four_{{ r }} = max(four_{{ r }}, x_{{ r }}_{{ i }});
+%% endfor
+            var high_{{ r }} = max(max(four_{{ r }}.x, four_{{ r }}.y), max(four_{{ r }}.z, four_{{ r }}.w));
+            high_{{ r }} = max(high_{{ r }}, {{ other_half("high_%d" % r) }});
+
+            // A maximum is followed where it grew much: weights stay far from overflow, and rescaling is rare.
+%% if not EMULATED
+            if (subgroupAny(high_{{ r }} > top_{{ r }} + SLACK)) {
+%% else
+            {
+%% endif
+                high_{{ r }} = max(high_{{ r }}, top_{{ r }});
+                let fade = decay(top_{{ r }}, high_{{ r }});
+                top_{{ r }} = high_{{ r }};
+                total_{{ r }} *= fade;
+                if (started) {
+%% for c in value_steps
+                    {{ settle() }}
+                    {{ matrices.store("scores", "score_at", "SCORE_PITCH", "o_%d_%d" % (r, c)) }};
+                    {{ settle() }}
+                    scores[own_scores] *= fade;
+                    scores[own_scores + 1u] *= fade;
+                    {{ settle() }}
+                    o_{{ r }}_{{ c }} = {{ matrices.load("result", "scores", "score_at", "SCORE_PITCH") }};
+%% endfor
+                }
+            }
+            // Where no key was kept yet, what is masked is far below 0 too.
+            let base_{{ r }} = select(top_{{ r }}, 0.0, top_{{ r }} == MASKED);
+            {{ settle() }}
+            var sum_{{ r }} = vec4f();
+%% for t in key_blocks
+            {
+                let a = weights_of(x_{{ r }}_{{ 2 * t }}, base_{{ r }});
+                let b = weights_of(x_{{ r }}_{{ 2 * t + 1 }}, base_{{ r }});
+                weights[own_weights + {{ 2 * t }}u] = eight(a, b);
+                sum_{{ r }} += a + b;
+            }
+%% endfor
+            total_{{ r }} += (sum_{{ r }}.x + sum_{{ r }}.y) + (sum_{{ r }}.z + sum_{{ r }}.w);
+            {{ settle() }}
+%% for t in key_blocks
+            let p_{{ r }}_{{ t }} = {{ matrices.load("left", "weights", "weight_at + %du" % (2 * t), "WEIGHT_PITCH") }};
+%% endfor
+%% endfor
+%% for t in key_blocks
+%% for c in value_steps
+            {
+                let v_part = {{ matrices.load("right", "value_tile", "(%s + %du) * VALUE_PITCH + %du" % (buffer, 16 * t, 2 * c), "VALUE_PITCH") }};
+%% for r in blocks
+                o_{{ r }}_{{ c }} = {{ matrices.multiply_add("p_%d_%d" % (r, t), "v_part", "o_%d_%d" % (r, c)) }};
+%% endfor
+            }
+%% endfor
+%% endfor
+            started = true;
+        }
+        tile = next;
+%% if BUFFERS == 2
+        buffer = 1u - buffer;
+%% endif
+    }
+
+%% for r in blocks
+    total_{{ r }} += {{ other_half("total_%d" % r) }};
+%% endfor
+%% if problem.empty_rows == "mean"
+    // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once.
+%% for r in blocks
+    if (there_{{ r }} && ends_as_mean(b, t_{{ r }}, total_{{ r }})) {
+        atomicStore(&some_end_as_mean, 1u);
+    }
+%% endfor
+    workgroupBarrier();
+    if (atomicLoad(&some_end_as_mean) != 0u) {
+        for (var chunk = thread; chunk < VALUE_CHUNKS; chunk += WORKGROUP) {
+            value_sums[chunk] = sum_for_mean(part, b, k, chunk);
+        }
+    }
+    workgroupBarrier();
+%% endif
+%% for r in blocks
+%% for c in value_steps
+    {{ settle() }}
+    {{ matrices.store("scores", "score_at", "SCORE_PITCH", "o_%d_%d" % (r, c)) }};
+    {{ settle() }}
+    if (there_{{ r }}) {
+%% for i in range(2)
+        {
+            let chunk = {{ 4 * c + i }}u + 2u * half;
+            finish_chunk(part, b, t_{{ r }}, n_{{ r }}, top_{{ r }}, total_{{ r }}, chunk, scores[own_scores + {{ i }}u], {{ "value_sums[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
+        }
+%% endfor
+    }
+%% endfor
+    if (there_{{ r }} && half == 0u) {
+        finish_row(part, b, t_{{ r }}, n_{{ r }}, top_{{ r }}, total_{{ r }});
+    }
+%% endfor
+}
