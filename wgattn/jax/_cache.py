@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -11,17 +11,19 @@ import numpy as np
 from jax.core import Tracer
 
 from wgattn import masks
-from wgattn._array import Array
-from wgattn._bind import window
+from wgattn._array import Array, elementwise
+from wgattn._bind import per_entry, window
 from wgattn._cache import KVCache
-from wgattn._cache_checks import check_capacity
+from wgattn._cache_checks import check_capacity, check_not_negative, check_ring_left
 from wgattn._cache_pages import dealt
 from wgattn._jit import JitFunction, jit
 from wgattn._kernels.rotation import Rope
+from wgattn._known import require
 
 from ._cache_calls import CachedCall, cached_call
 from ._cache_handle import CacheHandle, attend_held
 from ._call import call
+from ._callback import operand
 
 ArrayLike = Any
 Cache = TypeVar("Cache", KVCache, CacheHandle)
@@ -71,12 +73,14 @@ def append(
 def truncate(cache: Cache, lengths: int | ArrayLike) -> Cache:
     """The cache, of JAX arrays or a handle, with no more than `lengths` tokens a sequence: an int, or int32 (B,).
 
-    Nothing is moved, and of a cache of JAX arrays no page freed.
+    Keys and values stay where they are, and of a cache of JAX arrays no page is freed. Raises ValueError, when it runs,
+    for negative lengths, and of a ring whose tokens before that are overwritten.
     """
     if isinstance(cache, CacheHandle):
         return cache.truncate(lengths)
     _check(cache)
-    return replace(cache, lengths=jnp.minimum(cache.lengths, jnp.asarray(lengths, jnp.int32)))
+    spare = None if cache.form.window is None else cache.capacity - cache.form.pinned - cache.form.window
+    return replace(cache, lengths=call(_truncate(cache.capacity, spare), cache.lengths, operand(lengths, "lengths")))
 
 
 def reserve(cache: KVCache, tokens: int | ArrayLike) -> KVCache:
@@ -169,6 +173,18 @@ def _append(rope: Rope | None) -> JitFunction:
         return tuple(getattr(found, name) for name in CHANGED)
 
     return jit(append)
+
+
+@lru_cache(maxsize=64)
+def _truncate(capacity: int, spare: int | None) -> JitFunction:
+    def truncate(lengths: Array, kept: Array) -> Array:
+        kept = per_entry(kept, "lengths", lengths.shape[0])
+        require(check_not_negative, kept)
+        if spare is not None:
+            require(partial(check_ring_left, capacity, spare), lengths, kept)
+        return elementwise("minimum", lengths, kept)
+
+    return jit(truncate)
 
 
 @lru_cache(maxsize=256)

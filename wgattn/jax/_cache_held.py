@@ -22,6 +22,7 @@ from wgattn._cache_checks import check_counts
 from wgattn._cache_form import CacheForm, Sizes
 from wgattn._cache_pages import released
 from wgattn._dtypes import int32
+from wgattn._errors import DeviceLostError
 from wgattn._graph.graph import Aval, View
 from wgattn._graph.operations import Input
 from wgattn._known import known
@@ -52,12 +53,14 @@ class Held:
     def check(self, number: int, version: int, lengths: np.ndarray) -> None:
         """Raise RuntimeError for a handle whose tokens are not there any more."""
         there = self.versions.get(version)
-        if there is None or (lengths > there).any() or (lengths < 0).any():
+        if (lengths < 0).any():
+            raise ValueError(f"a handle was truncated to lengths {lengths.tolist()}: they are at least 0")
+        if there is None or (lengths > there).any():
             raise RuntimeError(
                 f"this handle is an older version of cache {number}: (version {version}, lengths {lengths.tolist()}); "
-                f"the newest has lengths {self.newest_lengths.tolist()}. What it named has been written over, or is more "
-                f"than {VERSIONS} appends ago: go on with the handle that the last append gave, and give each line of "
-                "appends a cache of its own"
+                f"the newest has lengths {self.newest_lengths.tolist()}. What it named has been written over, or is "
+                f"more than {VERSIONS} appends ago: go on with the handle that the last append gave, and give each "
+                "line of appends a cache of its own"
             )
 
     def check_ring(self, number: int, lengths: np.ndarray, written: np.ndarray) -> None:
@@ -75,7 +78,7 @@ class Held:
 
     def appended(self, version: int, before: np.ndarray, after: np.ndarray) -> int:
         """The version of the tokens up to `after`, written behind `before` of `version`."""
-        for later in [v for v in self.versions if v > version]:
+        while (later := next(reversed(self.versions))) != version:
             del self.versions[later]
         if (before < self.versions[version]).any():  # taken back first: so for the versions before it
             self.versions = {v: np.minimum(there, before) for v, there in self.versions.items()}
@@ -141,7 +144,13 @@ class OnHeld(HostCallback):
             raise ValueError(f"this handle is that of another cache: {held.cache!r}, of other sizes")
         with held.lock:
             held.check(int(handle[0]), int(handle[1]), handle[2:])
-            return self._on(held, handle, arrays[1:], places)
+            try:
+                return self._on(held, handle, arrays[1:], places)
+            except DeviceLostError as error:
+                raise DeviceLostError(
+                    f"cache {int(handle[0])} was on a device that is lost, and its tokens with it: make another with "
+                    f"wgattn.jax.CacheHandle.create, and append them again. {error}"
+                ) from error
 
     @abstractmethod
     def _on(
