@@ -1,14 +1,21 @@
 """How figures are taken, and the commands that show them."""
 
 import io
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.faces.command_line import here, values
-from wgattn.bench.forward import Figures, Row
-from wgattn.bench.timing import medians
+from wgattn.bench import peers, presets, run
+from wgattn.bench.ceilings import Ceilings
+from wgattn.bench.report import Peer, Report, Row
+from wgattn.bench.timing import Sampler, by_wall, medians
 from wgattn.bench.workload import Workload
+
+SMALL = Workload(B=1, T=48, N=8, H=32, S=48, K=2, Hv=32, causal=True)
+CEILINGS = Ceilings(fma=1e12, reads=1e11)
 
 
 class Clock:
@@ -21,14 +28,14 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def works(self, name: str, *seconds: float):
+    def works(self, name: str, *seconds: float) -> Sampler:
         durations = iter(seconds)
 
         def call() -> None:
             self.calls.append(name)
             self.now += next(durations, seconds[-1])
 
-        return call
+        return by_wall(call, self)
 
 
 def test_medians_are_taken_in_turn_after_a_warm_up() -> None:
@@ -50,12 +57,12 @@ def test_a_short_call_is_repeated_within_a_sample() -> None:
     clock = Clock()
     found = medians({"a": clock.works("a", 1e-4)}, rounds=5, warm_up=1e-3, clock=clock)
     assert found["a"] == pytest.approx(1e-4)
-    assert len(clock.calls) == pytest.approx(2 * 10 + 5 * 20, abs=3)
+    assert len(clock.calls) == 1 + 16 + 5 * 16, "a sample is as many calls as a power of two of them takes 2 ms"
 
 
 def test_a_median_of_a_few_is_refused() -> None:
     with pytest.raises(ValueError, match="5 or more"):
-        medians({"a": lambda: None}, rounds=4)
+        medians({"a": by_wall(lambda: None)}, rounds=4)
 
 
 def test_only_kept_scores_count_as_work() -> None:
@@ -70,7 +77,7 @@ def test_only_kept_scores_count_as_work() -> None:
 def test_the_peer_computes_the_same_call() -> None:
     from wgattn import _reference
     from wgattn._kernels.rotation import Rope
-    from wgattn.bench.peers import jax_forward
+    from wgattn.bench.peers.jax_nn import jax_forward
 
     workload = Workload(B=2, T=9, N=4, H=16, S=9, K=2, Hv=16, causal=True, rope=True, key_lengths=True)
     arrays = workload.arrays()
@@ -80,30 +87,95 @@ def test_the_peer_computes_the_same_call() -> None:
     np.testing.assert_allclose(np.asarray(peer()), right, atol=2e-5)
 
 
-def test_figures_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
     from wgattn._cli import bench, show
 
-    names = ("wgattn", 0.0126, 1.0), ("wgattn plain", 1.26, 0.01), ("jax.nn, jit", 0.0252, 0.5)
-    rows = tuple(Row(name, seconds, seconds, 1e-6, 1e12, ratio) for name, seconds, ratio in names)
+    others = (Peer("jax.nn XLA", 0.0252, 1e-6, True), Peer("another", 0.0063, 0.5, False))
+    row = Row("forward", "a row", "B1 T1", "flash", 0.0126, tflops=0.5, ceiling="fma", share=0.5, peers=others)
+    lost = Row("decode", "lost", "B1 T1", failed="OutOfDeviceMemoryError: too large")
     monkeypatch.setattr(show, "console", Console(width=80, record=True, file=io.StringIO()))
-    bench.print_figures(Figures("a call", "an adapter", "cpu", "flash", rows, ()))
-    head, *lines = [line.rstrip() for line in show.console.export_text().splitlines()[4:]]
-    assert "wgattn is" in head
-    assert [line.split()[0] for line in lines] == ["wgattn", "wgattn", "jax.nn,"], "a row is a line"
-    assert "as fast" not in lines[0]
-    assert "100.00× as fast" in lines[1]
-    assert "2.00× as fast" in lines[2]
+    bench.print_report(Report("a device", "discrete", "wgpu", "a driver", "1", CEILINGS, (row, lost)))
+    text = show.console.export_text()
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for words in ("12.6 ms", "500 GFLOP/s", "50%", "2.00× as fast as jax.nn XLA", "5.0e-01", "too large"):
+        assert words in text
+
+
+def test_a_report_is_plain_values() -> None:
+    others = (Peer("jax.nn XLA", 0.02, 1e-6, True), Peer("another", 0.005, 0.5, False))
+    row = Row(
+        "decode", "a row", "B1 T1", "decode", 0.01, gbps=50.0, ceiling="reads", share=0.5, peers=others, error=1e-6
+    )
+    found = Report("a device", "discrete", "wgpu", "a driver", "1", CEILINGS, (row,)).as_json()
+    assert found["ceilings"]["reads"] == 1e11
+    (told,) = found["rows"]
+    assert told["peers"] == {"jax.nn XLA": 2.0, "another": 0.5}
+    assert told["wrong"] == {"another": 0.5}
+    assert "tflops" not in told
+    assert "failed" not in told
+
+
+def test_peers_are_named_by_their_beginnings() -> None:
+    assert peers.chosen("none") == ()
+    assert peers.chosen("auto") == tuple(peers.PEERS)
+    assert peers.chosen("torch-math,jax") == ("torch-math", "jax", "jax-cudnn")
+    with pytest.raises(ValueError, match=r"'jaxx'.*torch-math"):
+        peers.chosen("jaxx")
+
+
+@pytest.mark.parametrize("preset", ["quick", "cpu", "gpu"])
+def test_presets_name_each_row_once(preset: presets.Preset) -> None:
+    for command in ("forward", "backward", "decode"):
+        cases = presets.cases(command, preset)
+        assert len({case.workload for case in cases}) == len(cases) > 0
+        assert all(case.workload.N % case.workload.K == 0 for case in cases)
+
+
+def test_a_row_that_fails_says_why_and_the_next_is_made() -> None:
+    def broken(*given: object) -> Row:
+        raise MemoryError("too large")
+
+    jobs = (
+        run.Job("forward", "one", "B1", broken),
+        run.Job("forward", "two", "B1", lambda *given: Row("forward", "two", "B1", median_s=1.0)),
+    )
+    begun = Report("a device", "discrete", "wgpu", "a driver", "1", CEILINGS)
+    *_, report = run.reports(begun, jobs, lambda job, step: None)
+    assert [row.failed for row in report.rows] == ["MemoryError: too large", ""]
+
+
+def test_plots_are_drawn(tmp_path: Path) -> None:
+    from wgattn.bench.plot import plot
+
+    peer = Peer("jax.nn XLA", 0.02, 1e-6, True)
+    names = ("forward", "B1 T64 S64 N8"), ("forward", "B1 T256 S256 N8"), ("decode", "B1 T1 S1024 N8")
+    rows = tuple(
+        Row(command, command, shape, "flash", 0.01, tflops=0.1, peers=(peer,), flops=1e9, moved_bytes=1e7)
+        for command, shape in names
+    )
+    plot(Report("a device", "discrete", "wgpu", "a driver", "1", CEILINGS, rows), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="no row"):
+        plot(Report("a device", "discrete", "wgpu", "a driver", "1", CEILINGS), tmp_path / "b.png")
 
 
 @pytest.mark.device
-def test_figures_of_a_small_call() -> None:
-    call = ("--q", "1,64,4,32", "--kv-heads", "2", "--causal", "--rounds", "5", "--plain")
-    found = values("bench", "forward", *call, "--json")
-    assert [row["name"] for row in found["rows"]] == ["wgattn", "wgattn plain", "jax.nn, jit"]
-    assert all(row["seconds"] > 0 and row["error"] < 2e-5 for row in found["rows"])
-    assert found["rows"][0]["ratio"] == 1
+def test_figures_of_a_small_call(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    call = ("--q", "1,64,4,32", "--kv-heads", "2", "--causal", "--rounds", "5", "--plain", "--peers", "jax")
+    found = values("bench", "forward", *call, "--json", "--out", out)
+    assert json.loads(out.read_text()) == found
+    assert found["ceilings"]["fma"] > 1e9
+    assert found["ceilings"]["reads"] > 1e8
+    (row,) = found["rows"]
+    assert row["median_s"] > 0
+    assert row["error"] < 2e-5
+    assert 0 < row["share"] < 1
+    assert list(row["peers"]) == ["wgattn plain", "jax.nn XLA cpu"]
+    assert row["variant"].startswith(("flash", "decode"))
+    assert "CUDA" in row["absent"]["jax-cudnn"]
 
 
 @pytest.mark.device
@@ -117,20 +189,65 @@ def test_figures_of_a_small_call() -> None:
         (("--query-lengths",), "query lengths"),
     ],
 )
-def test_every_option_of_a_call_can_be_timed(option: tuple[str, ...], word: str) -> None:
-    call = ("--q", "2,24,2,16", *option, "--rounds", "5", "--no-plain", "--no-jax")
-    found = here("bench", "forward", *call, "--json")
-    assert word in found["call"]
-    assert [row["name"] for row in found["rows"]] == ["wgattn"]
-    assert found["rows"][0]["error"] < 2e-5
+def test_every_option_of_a_call_can_be_timed(
+    option: tuple[str, ...], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "ceilings", lambda *given: CEILINGS)
+    (row,) = here("bench", "forward", "--q", "2,24,2,16", *option, "--rounds", "5", "--peers", "none", "--json")["rows"]
+    assert word in row["shape"]
+    assert row["error"] < 2e-5
+    assert row["peers"] == {}
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("command", ["backward", "decode"])
+def test_other_commands_time_a_call_that_is_given(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ceilings", lambda *given: CEILINGS)
+    options = ("--causal",) if command == "backward" else ("--keys", "40", "--dtype", "f32", "--cache", "int8")
+    call = ("--q", f"2,{1 if command == 'decode' else 24},4,16", "--kv-heads", "2", *options)
+    (row,) = here("bench", command, *call, "--rounds", "5", "--peers", "jax", "--json")["rows"]
+    assert row["error"] < 1e-4
+    assert row["peers"]["jax.nn XLA cpu"] > 0
+    assert "wrong" not in row
+    assert row["gbps" if command == "decode" else "tflops"] > 0
+
+
+@pytest.mark.device
+def test_device_clock_counts_repeated_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's calls are timed many in one submit; a CPU adapter with timestamps stands in for one."""
+    from dataclasses import replace
+
+    from wgattn import _runtime
+    from wgattn.bench.contestants import forward
+
+    profile = _runtime.current_profile()
+    if not profile.timestamps:
+        pytest.fail("the adapter that tests run on has timestamps")
+    seconds = forward(SMALL, SMALL.arrays()).contestant("", replace(profile, kind="discrete")).seconds
+    seconds(1)
+    assert 8 < seconds(64) / seconds(1) < 512
+
+
+@pytest.mark.device
+def test_first_call_memory_and_cached_call() -> None:
+    from wgattn.bench.first_call import cached_call_row, first_call_row
+    from wgattn.bench.memory import memory_row
+
+    first = first_call_row("light", SMALL, 1)
+    assert first.median_s is not None
+    assert 0 < first.figures["second_call_s"] < first.median_s
+    cached = cached_call_row(SMALL, 5)
+    assert cached.median_s == pytest.approx(cached.figures["by_hand_s"] + cached.figures["over_s"])
+    memory = memory_row("forward", SMALL)
+    assert memory.figures["grown_bytes"] == 0
+    assert memory.figures["beyond_bytes"] < memory.figures["given_bytes"] * 4
 
 
 @pytest.mark.device
 def test_the_demo_shows_every_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from wgattn._cli import demo
 
-    small = Workload(B=1, T=48, N=8, H=32, S=48, K=2, Hv=32, causal=True)
-    monkeypatch.setattr(demo, "default_workload", lambda profile: small)
+    monkeypatch.setattr(demo, "default_workload", lambda profile: SMALL)
     demo.demo()
     printed = capsys.readouterr().out
     steps = ["the adapter", "the function", "its graph", "its kernel", "the check", "the time"]

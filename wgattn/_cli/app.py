@@ -8,13 +8,34 @@ import typer
 
 from wgattn import _errors
 from wgattn._cli import show
+from wgattn._cli.arguments import (
+    Bias,
+    Causal,
+    Dtype,
+    Implementation,
+    Json,
+    KeyLengths,
+    Keys,
+    KvHeads,
+    Mask,
+    Offset,
+    Query,
+    QueryLengths,
+    Residual,
+    Rope,
+    Scale,
+    Sinks,
+    Softcap,
+    ValueDim,
+    Window,
+)
+from wgattn._cli.bench_app import bench
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(help="Time wgattn beside jax.nn and the plain kernel.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
 
@@ -30,25 +51,6 @@ def version(asked: bool) -> None:
 Version = Annotated[
     bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version of wgattn.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Query = Annotated[str, typer.Option("--q", metavar="B,T,N,H", help="Shape of the query; T,N,H is a batch of one.")]
-Keys = Annotated[int | None, typer.Option("--keys", metavar="S", help="Number of keys; T unless given.")]
-KvHeads = Annotated[int | None, typer.Option("--kv-heads", metavar="K", help="Key/value heads; N unless given.")]
-ValueDim = Annotated[int | None, typer.Option("--value-dim", metavar="HV", help="Head dim of value; H unless given.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="f32, f16 or bf16.")]
-Causal = Annotated[bool, typer.Option("--causal", help="Row i keeps keys up to i + offset.")]
-Window = Annotated[str | None, typer.Option("--window", metavar="LEFT,RIGHT", help="local_window_size, or one number.")]
-Offset = Annotated[int | None, typer.Option("--offset", help="query_offset.")]
-Rope = Annotated[bool, typer.Option("--rope", help="Rotate query and key by their positions.")]
-Softcap = Annotated[float | None, typer.Option("--softcap", help="Logits are capped: c·tanh(s/c).")]
-Scale = Annotated[float | None, typer.Option("--scale", help="Instead of 1/√H.")]
-Sinks = Annotated[bool, typer.Option("--sinks", help="One sink logit a head.")]
-Bias = Annotated[str | None, typer.Option("--bias", metavar="AXES", help="A bias with these axes of BNTS, e.g. NTS.")]
-Mask = Annotated[str | None, typer.Option("--mask", metavar="AXES", help="A bool mask with these axes of BNTS.")]
-QueryLengths = Annotated[bool, typer.Option("--query-lengths", help="query_seq_lengths are given.")]
-KeyLengths = Annotated[bool, typer.Option("--key-lengths", help="key_value_seq_lengths are given.")]
-Residual = Annotated[bool, typer.Option("--residual", help="The logsumexp of each row is returned too.")]
-Implementation = Annotated[str | None, typer.Option("--implementation", help="The name of a kernel family.")]
 
 
 @app.callback()
@@ -120,69 +122,6 @@ def explain(
         implementation=implementation,
     )  # fmt: skip
     command(call, profile, wgsl, json)
-
-
-@bench.command()
-def forward(
-    q: Annotated[
-        str | None,
-        typer.Option("--q", metavar="B,T,N,H", help="The query; unless given, a size that fits the adapter."),
-    ] = None,
-    keys: Keys = None,
-    kv_heads: KvHeads = None,
-    value_dim: ValueDim = None,
-    dtype: Dtype = "f32",
-    causal: Causal = False,
-    window: Window = None,
-    offset: Offset = None,
-    rope: Rope = False,
-    softcap: Softcap = None,
-    scale: Scale = None,
-    sinks: Sinks = False,
-    bias: Bias = None,
-    mask: Mask = None,
-    query_lengths: QueryLengths = False,
-    key_lengths: KeyLengths = False,
-    implementation: Implementation = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=5, help="Timed rounds; medians are shown.")] = 7,
-    plain: Annotated[
-        bool | None, typer.Option("--plain/--no-plain", help="Time the plain family too; if it is quick, unless given.")
-    ] = None,
-    jax: Annotated[bool, typer.Option("--jax/--no-jax", help="Time jax.nn too.")] = True,
-    json: Json = False,
-) -> None:
-    """Time the forward pass with inputs on the device, checked against the reference first."""
-    from wgattn._cli.bench import forward as command
-    from wgattn._cli.options import workload
-
-    call = None if q is None else workload(
-        q, keys, kv_heads, value_dim, dtype,
-        causal=causal, window=window, offset=offset, rope=rope, softcap=softcap, scale=scale, sinks=sinks,
-        bias=bias, mask=mask, query_lengths=query_lengths, key_lengths=key_lengths, implementation=implementation,
-    )  # fmt: skip
-    command(call, rounds, plain, jax, json)
-
-
-@bench.command()
-def bridge(
-    q: Annotated[
-        str | None, typer.Option("--q", metavar="B,T,N,H", help="The query; 1,2048,8,64, causal, K=2, unless given.")
-    ] = None,
-    keys: Keys = None,
-    kv_heads: KvHeads = None,
-    value_dim: ValueDim = None,
-    dtype: Dtype = "f32",
-    causal: Causal = False,
-    window: Window = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=5, help="Timed rounds; medians are shown.")] = 7,
-    json: Json = False,
-) -> None:
-    """Time a call inside a JAX program from host to host: upload, GPU, download, callback, beside the unavoidable."""
-    from wgattn._cli.bench import bridge as command
-    from wgattn._cli.options import workload
-
-    call = None if q is None else workload(q, keys, kv_heads, value_dim, dtype, causal=causal, window=window)
-    command(call, rounds, json)
 
 
 def run() -> None:

@@ -1,93 +1,140 @@
-"""`wgattn bench`: figures as a table or as JSON, with a progress bar while they are taken."""
+"""`wgattn bench`: rows as they come on stderr, then a table, JSON or a picture."""
 
-from dataclasses import asdict
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from wgattn import _runtime
 from wgattn._cli import show
 from wgattn._cli.info import software_note
-from wgattn.bench.bridge import DEFAULT, Bridge
-from wgattn.bench.bridge import bridge as bridged
-from wgattn.bench.forward import Figures, default_workload
-from wgattn.bench.forward import forward as measured
-from wgattn.bench.workload import Workload
+from wgattn.bench.attention import Case, Pace
+from wgattn.bench.ceilings import Ceilings
+from wgattn.bench.peers import chosen
+from wgattn.bench.presets import preset_for
+from wgattn.bench.report import Report, Row
+from wgattn.bench.run import Job, jobs_of, reports, started
+
+QUICK = Pace(rounds=5, warm_up=0.1, logits=1 << 21)
 
 
-def forward(workload: Workload | None, rounds: int, plain: bool | None, peer: bool, as_json: bool) -> None:
-    """Time the forward pass and print the figures."""
-    profile = _runtime.current_profile()
-    figures = timed(workload or default_workload(profile), rounds, plain, peer)
-    if as_json:
-        show.as_json(asdict(figures))
-        return
-    print_figures(figures)
-    if note := software_note(profile.kind):
-        show.lines({"note": note})
+def bench(
+    commands: Sequence[str],
+    preset: str | None,
+    peers: str,
+    rounds: int,
+    as_json: bool,
+    out: Path | None,
+    plot: Path | None,
+    cases: Sequence[Case] | None = None,
+) -> int:
+    """Run the benchmarks and print what they find; 1 where a row failed. Raises ValueError for an unknown peer."""
+    names = chosen(peers)
+    if plot is not None:
+        from wgattn.bench.plot import check_matplotlib
 
-
-def bridge(workload: Workload | None, rounds: int, as_json: bool) -> None:
-    """Time a call inside a JAX program, from host to host, and print its parts."""
-    columns = TextColumn("{task.description}"), BarColumn()
+        check_matplotlib()
+    taken = preset or preset_for(_runtime.current_profile())
+    pace = replace(QUICK if taken == "quick" else Pace(), rounds=rounds)
+    jobs = [job for command in commands for job in jobs_of(command, taken, names, pace, cases)]  # type: ignore[arg-type]
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=show.errors, transient=True) as progress:
-        task = progress.add_task("checking", total=None)
-        found = bridged(workload or DEFAULT, rounds, lambda name: progress.update(task, description=f"timing {name}"))
-    derived = {"callback": found.callback, "unavoidable": found.unavoidable, "ratio": found.ratio}
+        task = progress.add_task("ceilings", total=len(jobs))
+        report = first = started(pace)
+        show.errors.print(f"{first.device}, {first.provider}: {ceilings_line(first.ceilings)}")
+
+        def told(job: Job, step: str) -> None:
+            progress.update(task, description=f"{job.name}: {step}"[:60])
+
+        for report in reports(first, jobs, told):
+            progress.advance(task)
+            show.errors.print(Text(line(report.rows[-1])), soft_wrap=True)
+            if out is not None:
+                out.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+    if plot is not None:
+        from wgattn.bench.plot import plot as drawn
+
+        drawn(report, plot)
     if as_json:
-        show.as_json(asdict(found) | derived)
-        return
-    print_bridge(found)
+        show.as_json(report.as_json())
+    else:
+        print_report(report)
+    return int(any(row.failed for row in report.rows))
 
 
-def print_bridge(found: Bridge) -> None:
-    """The whole call, its parts beside what of them is unavoidable, and the peer."""
-    show.lines({"call": found.call, "adapter": found.adapter, "jax on": found.jax_device, "variant": found.variant})
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("median of a call")
-    for column in ("wgattn.jax", "GB/s", "unavoidable", "as"):
-        table.add_column(column, justify="right" if column != "as" else "left")
-    rows = (
-        ("upload", found.upload, found.argument_bytes, found.argument_copies, "a NumPy copy of each argument"),
-        ("GPU", found.gpu, None, found.gpu, ""),
-        ("download", found.download, found.result_bytes, found.result_copy, "a NumPy copy of the result"),
-        ("callback", found.callback, None, found.empty, "an empty pure_callback"),
-        ("host to host", found.total, None, found.unavoidable, f"{found.ratio:.2f}× the unavoidable"),
-    )
-    for name, seconds, nbytes, least, words in rows:
-        shown = duration(seconds) if seconds > 0 else "0"
-        rate = "" if nbytes is None or seconds <= 0 else f"{nbytes / seconds / 1e9:.1f}"
-        table.add_row(name, shown, rate, duration(least), words)
-    show.console.print(table)
-    if found.peer is not None:
-        show.lines({"jax.nn, jit": f"{duration(found.peer)}: wgattn.jax is {found.peer / found.total:.2f}× as fast"})
-
-
-def timed(workload: Workload, rounds: int = 7, plain: bool | None = None, peer: bool = True) -> Figures:
-    """The figures, with a progress bar on stderr while they are taken."""
-    columns = TextColumn("{task.description}"), BarColumn()
-    with Progress(*columns, console=show.errors, transient=True) as progress:
-        task = progress.add_task("checking", total=None)
-        return measured(workload, rounds, plain, peer, lambda name: progress.update(task, description=f"timing {name}"))
-
-
-def print_figures(figures: Figures) -> None:
-    """The call, the devices, and a row a contestant."""
+def print_report(report: Report) -> None:
+    """The device, its ceilings, and a table of the rows with the reasons below."""
     show.lines(
-        {"call": figures.call, "adapter": figures.adapter, "jax on": figures.jax_device, "variant": figures.variant}
+        {
+            "adapter": f"{report.device}, {report.provider}, {report.driver}",
+            "ceilings": ceilings_line(report.ceilings),
+        }
     )
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("median of a call")
-    for column in ("wall", "device clock", "GFLOP/s", "wgattn is", "max error"):
-        table.add_column(column, justify="right")
-    for row in figures.rows:
-        gpu = "" if row.gpu_seconds is None else duration(row.gpu_seconds)
-        rate = f"{row.operations_a_second / 1e9:,.1f}"
-        ratio = "" if row is figures.rows[0] else f"{1 / row.ratio:.2f}× as fast"
-        table.add_row(row.name, duration(row.seconds), gpu, rate, ratio, f"{row.error:.1e}")
-    show.console.print(table)
-    for note in figures.notes:
+    print_rows(report.rows)
+    if note := software_note(report.kind):
         show.lines({"note": note})
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """A table: the call and its variant, the figures, and how fast it is beside each peer."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("call", overflow="fold", ratio=3)
+    table.add_column("median", justify="right", no_wrap=True)
+    table.add_column("rate", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("wgattn is", ratio=2)
+    for row in rows:
+        call = Text.assemble((row.name, "bold"), "\n", row.shape, "\n", (row.variant, "dim"))
+        if row.failed:
+            table.add_row(call, "", "", "", Text(f"failed: {row.failed}", "red"))
+            continue
+        median = "" if row.median_s is None else duration(row.median_s)
+        share = "" if row.share is None else f"{row.share:.0%}"
+        beside = [*_ratios(row), *(f"{name} {amount(name, value)}" for name, value in row.figures.items())]
+        table.add_row(call, median, rate(row), share, "\n".join(beside))
+    show.console.print(table)
+    reasons = {f"{name}: {reason}": None for row in rows for name, reason in row.absent.items()}
+    if reasons:
+        show.lines({"not timed": "\n".join(reasons)})
+
+
+def line(row: Row) -> str:
+    """A row on one line."""
+    if row.failed:
+        return f"{row.name} ({row.shape}) failed: {row.failed}"
+    parts = [row.name, "" if row.median_s is None else duration(row.median_s), rate(row)]
+    parts.append("" if row.share is None else f"{row.share:.0%} of {row.ceiling}")
+    parts += [*_ratios(row), *(f"{name} {amount(name, value)}" for name, value in row.figures.items())]
+    parts.append("" if row.error is None else f"error {row.error:.1e}")
+    return "  ".join(part for part in (*parts, row.variant) if part)
+
+
+def ceilings_line(found: Ceilings) -> str:
+    """The ceilings in words."""
+    words = [f"{found.fma / 1e12:.3g} TFLOP/s multiply-add", f"{found.reads / 1e9:,.3g} GB/s storage reads"]
+    if found.texture_reads is not None:
+        words.append(f"{found.texture_reads / 1e9:,.3g} GB/s texture reads")
+    if found.matrix is not None:
+        words.append(f"{found.matrix / 1e12:.3g} TFLOP/s matrix units")
+    return ", ".join(words)
+
+
+def rate(row: Row) -> str:
+    """The row's operations or bytes a second."""
+    if row.tflops is not None:
+        return f"{row.tflops:.3g} TFLOP/s" if row.tflops >= 1 else f"{row.tflops * 1e3:.3g} GFLOP/s"
+    return "" if row.gbps is None else f"{row.gbps:,.3g} GB/s"
+
+
+def amount(name: str, value: float) -> str:
+    """A figure in the unit that its name ends with."""
+    if name.endswith("_s"):
+        return "-" * (value < 0) + duration(abs(value))
+    return f"{value:,.0f}" if name.endswith("_bytes") else f"{value:.2f}"
 
 
 def duration(seconds: float) -> str:
@@ -96,3 +143,11 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def _ratios(row: Row) -> list[str]:
+    wrong = {peer.name: peer.error for peer in row.peers if not peer.right}
+    return [
+        f"{ratio:.2f}× as fast as {name}" + (f", which is off by {wrong[name]:.1e}" if name in wrong else "")
+        for name, ratio in row.ratios.items()
+    ]

@@ -8,11 +8,13 @@ import numpy as np
 import wgattn
 from wgattn import _runtime
 from wgattn._cli import show
-from wgattn._cli.bench import print_figures, timed
+from wgattn._cli.bench import print_rows
 from wgattn._cli.explain import as_lines, explanation
 from wgattn._cli.info import software_note
-from wgattn.bench.forward import default_workload
-from wgattn.bench.peers import jax_forward
+from wgattn.bench.attention import Pace, attention_row
+from wgattn.bench.ceilings import ceilings
+from wgattn.bench.peers.jax_nn import jax_forward
+from wgattn.bench.presets import default_workload, single
 
 
 def attend(q, k, v):
@@ -58,7 +60,8 @@ def demo() -> None:
         raise wgattn.ValidationError("the result is off, see above: `wgattn validate` checks the whole adapter")
 
     show.heading("the time")
-    print_figures(timed(workload, plain=False))
+    (case,) = single("forward", workload, plain=False)
+    print_rows([attention_row(case, ceilings(profile, warm_up=0.1), ("jax",), Pace())])
     if note := software_note(profile.kind):
         show.console.print()
         show.lines({"note": note})

@@ -9,9 +9,11 @@ import numpy as np
 import wgattn
 from wgattn import _run, _runtime
 from wgattn._reference import tolerance
-from wgattn.bench.forward import Contestant, wgattn_contestant
-from wgattn.bench.peers import jax_device, jax_forward
-from wgattn.bench.timing import medians
+from wgattn.bench.ceilings import sample_seconds
+from wgattn.bench.contestants import forward
+from wgattn.bench.peers.jax_nn import jax_device, jax_forward
+from wgattn.bench.report import Peer, Row
+from wgattn.bench.timing import by_wall, medians, warmed
 from wgattn.bench.workload import DTYPES, Workload
 
 DEFAULT = Workload(B=1, T=2048, N=8, H=64, S=2048, K=2, Hv=64, causal=True)
@@ -55,6 +57,15 @@ class Bridge:
         """The total to what is unavoidable of it."""
         return self.total / self.unavoidable
 
+    def row(self) -> Row:
+        """The same as a row of a report."""
+        named = ("upload", "gpu", "download", "empty", "argument_copies", "result_copy", "callback", "unavoidable")
+        figures = {f"{name}_s": getattr(self, name) for name in named} | {"over_unavoidable": self.ratio}
+        peers = () if self.peer is None else (Peer(f"jax.nn XLA {self.jax_device}", self.peer, 0.0, True),)
+        return Row(
+            "bridge", "inside jax.jit, host to host", self.call, self.variant, self.total, peers=peers, figures=figures
+        )
+
 
 def bridge(workload: Workload = DEFAULT, rounds: int = 7, done: Callable[[str], object] = lambda name: None) -> Bridge:
     """Time the call and its parts, in turn in one process. `done` hears of every sample.
@@ -74,7 +85,7 @@ def bridge(workload: Workload = DEFAULT, rounds: int = 7, done: Callable[[str], 
         _check(out, np.asarray(peer()), workload)
     shape = jax.ShapeDtypeStruct(out.shape, out.dtype)
     empty = jax.jit(lambda given: jax.pure_callback(lambda _: out, shape, given))
-    alone, variant = wgattn_contestant(workload, arrays)
+    alone = forward(workload, arrays)
     result = _run.stored(*_step(alone.call())).buffer
     calls: dict[str, Callable[[], Any]] = {
         "total": lambda: jax.block_until_ready(program(placed)),
@@ -87,16 +98,19 @@ def bridge(workload: Workload = DEFAULT, rounds: int = 7, done: Callable[[str], 
     }
     if peer is not None:
         calls["jax.nn"] = peer
-    found = medians(calls, rounds, done=done)
+    found = medians({name: by_wall(call) for name, call in calls.items()}, rounds, done=done)
     profile = _runtime.current_profile()
+    by_device = found["gpu"]
+    if profile.timestamps and not profile.is_cpu:
+        _, by_device = warmed(alone.contestant("", profile).seconds, sample=sample_seconds(profile))
     return Bridge(
         call=workload.name,
         adapter=profile.name,
         jax_device=jax_device(),
-        variant=variant,
+        variant=alone.variant,
         total=found["total"],
         upload=found["upload"],
-        gpu=_gpu_seconds(alone, found["gpu"], profile.is_cpu),
+        gpu=by_device,
         download=found["download"],
         empty=found["empty"],
         argument_copies=found["argument copies"],
@@ -105,11 +119,6 @@ def bridge(workload: Workload = DEFAULT, rounds: int = 7, done: Callable[[str], 
         argument_bytes=sum(x.nbytes for x in hosted),
         result_bytes=out.nbytes,
     )
-
-
-def _gpu_seconds(alone: Contestant, wall: float, is_cpu: bool) -> float:
-    clock = None if is_cpu else alone.gpu_seconds()
-    return wall if clock is None else clock
 
 
 def _step(array: Any) -> tuple[Any, int]:

@@ -1,6 +1,7 @@
 """An attention call as plain data: sizes, dtype and options, and the arrays that go with it."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ DTYPES = {"f32": float32, "f16": float16, "bf16": bfloat16}
 class Workload:
     """One call of `wgattn.nn.dot_product_attention`: query BTNH, key BSKH, value BSKHv.
 
-    `bias` and `mask` name the axes of BNTS that they have, the others being 1: "TS", "BS", "".
+    `bias` and `mask` name the axes of BNTS that they have, the others being 1: "TS", "BS", "". With `cache` it is
+    one of `wgattn.nn.cached_attention` over S tokens that a KVCache of this dtype holds, the same for each sequence.
     """
 
     B: int
@@ -38,6 +40,7 @@ class Workload:
     key_lengths: bool = False
     residual: bool = False
     implementation: str | None = None
+    cache: str | None = None
 
     @property
     def name(self) -> str:
@@ -61,6 +64,7 @@ class Workload:
             "query lengths": self.query_lengths,
             "key lengths": self.key_lengths,
             "residual": self.residual,
+            f"{self.cache} cache": self.cache is not None,
         }
         return tuple(word for word, there in words.items() if there)
 
@@ -72,11 +76,11 @@ class Workload:
     @property
     def operands(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of every array that the call takes, by keyword."""
-        dtype = DTYPES[self.dtype]
+        dtype, stored = DTYPES[self.dtype], 1 if self.cache else self.B
         found: dict[str, tuple[tuple[int, ...], np.dtype]] = {
             "query": ((self.B, self.T, self.N, self.H), dtype),
-            "key": ((self.B, self.S, self.K, self.H), dtype),
-            "value": ((self.B, self.S, self.K, self.Hv), dtype),
+            "key": ((stored, self.S, self.K, self.H), dtype),
+            "value": ((stored, self.S, self.K, self.Hv), dtype),
         }
         if self.bias is not None:
             found["bias"] = (self._axes(self.bias), float32)
@@ -122,20 +126,30 @@ class Workload:
         """Multiplications and additions of the two products over the kept scores."""
         return 2.0 * self.B * self.N * self.T * self.S * (self.H + self.Hv) * self.kept()
 
+    def moved_bytes(self, cache_bytes: int = 0) -> int:
+        """Bytes of query, key, value and result, each counted once; a cache counts with the bytes that it has."""
+        rows = self.B * self.T * self.N + (0 if cache_bytes else self.B * self.S * self.K)
+        return rows * (self.H + self.Hv) * DTYPES[self.dtype].itemsize + cache_bytes
+
     def arrays(self, seed: int = 0) -> dict[str, np.ndarray]:
         """Values for the operands: unit-normal floats, lengths from 1 to all, masks that keep seven of ten."""
-        random = np.random.default_rng(seed)
         most = {"query_seq_lengths": self.T, "key_value_seq_lengths": self.S}
-
-        def draw(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-            if dtype == bool_:
-                return random.random(shape) < 0.7
-            if dtype == int32:
-                return random.integers(min(1, most[name]), most[name] + 1, shape).astype(dtype)
-            return random.standard_normal(shape, np.float32).astype(dtype)
-
-        return {name: draw(name, *operand) for name, operand in self.operands.items()}
+        return {
+            name: _drawn(seed + number, *operand, most.get(name, 0))
+            for number, (name, operand) in enumerate(self.operands.items())
+        }
 
     def _axes(self, letters: str | None) -> tuple[int, ...]:
         sizes = {"B": self.B, "N": self.N, "T": self.T, "S": self.S}
         return tuple(size if axis in (letters or "") else 1 for axis, size in sizes.items())
+
+
+@lru_cache(maxsize=3)
+def _drawn(seed: int, shape: tuple[int, ...], dtype: np.dtype, most: int) -> np.ndarray:
+    """The last three are kept: drawing the keys of a long cache takes longer than anything that is timed."""
+    random = np.random.default_rng(seed)
+    if dtype == bool_:
+        return random.random(shape) < 0.7
+    if dtype == int32:
+        return random.integers(min(1, most), most + 1, shape).astype(dtype)
+    return random.standard_normal(shape, np.float32).astype(dtype)

@@ -1,0 +1,110 @@
+"""What a new variant costs at its first call, and what each later call costs the host."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import numpy as np
+
+import wgattn
+from wgattn import _runtime
+from wgattn.bench.attention import Told
+from wgattn.bench.contestants import Ours, forward
+from wgattn.bench.report import Row
+from wgattn.bench.timing import Sampler, medians
+from wgattn.bench.workload import Workload
+
+EMPTY_CACHES = {  # drivers keep compiled shaders on disk
+    "MESA_SHADER_CACHE_DISABLE": "true",
+    "__GL_SHADER_DISK_CACHE": "0",
+    "RADV_DEBUG": "nocache",
+}
+MOST_SECONDS = 300  # that a process may take
+
+
+def first_call_row(name: str, workload: Workload, processes: int, done: Told = str) -> Row:
+    """Seconds of the first call in a process that has a device and has run another kernel; drivers' caches are empty.
+
+    The median of so many processes. Raises WgattnError where one fails.
+    """
+    command = [sys.executable, "-m", "wgattn.bench.first_call", json.dumps(asdict(workload))]
+    found = []
+    for number in range(processes):
+        done(f"process {number + 1} of {processes}")
+        ran = subprocess.run(
+            command, env=os.environ | EMPTY_CACHES, capture_output=True, text=True, timeout=MOST_SECONDS
+        )
+        if ran.returncode:
+            raise wgattn.WgattnError(f"the process for a first call failed: {ran.stderr.strip()[-400:]}")
+        found.append(json.loads(ran.stdout.splitlines()[-1]))
+    seconds = float(np.median([each["seconds"] for each in found]))
+    figures = {"second_call_s": float(np.median([each["second"] for each in found]))}
+    return Row("compile", name, workload.name, found[0]["variant"], seconds, figures=figures)
+
+
+def cached_call_row(workload: Workload, rounds: int, done: Told = str) -> Row:
+    """What a call of a jitted function costs the host, beside the least that its launches take by hand.
+
+    By hand: bind groups, an encoder, its passes and a submit, of objects that are all there. `over_s` is the rest.
+    """
+    ours = forward(workload, workload.arrays())
+    ours.call()
+    calls = {"a jitted call": lambda: ours.function(*ours.arguments), "by hand": _by_hand(ours)}
+    found = medians({name: _enqueued(call) for name, call in calls.items()}, max(rounds, 9), 0.2, 0.05, done=done)
+    jitted, hand = found["a jitted call"], found["by hand"]
+    figures = {"by_hand_s": hand, "over_s": jitted - hand}
+    return Row("compile", "a call that is cached", workload.name, ours.variant, jitted, figures=figures)
+
+
+def _enqueued(call: Callable[[], object]) -> Sampler:
+    """Times of the host alone: the device is waited for before and after, not within."""
+
+    def seconds(count: int) -> float:
+        _runtime.wait()
+        start = time.perf_counter()
+        for _ in range(min(count, 16)):
+            call()
+        return (time.perf_counter() - start) * count / min(count, 16)
+
+    return seconds
+
+
+def _by_hand(ours: Ours) -> Callable[[], object]:
+    """The same launches told to the device with nothing in between."""
+    bound = ours.program.executable()._current()
+    device, buffers = bound.device, ours.buffers()
+    held = bound._hold(buffers)
+    natives = [each.native for each in held if each is not None]
+
+    def call() -> None:
+        groups = [bound._group(i, natives) for i in range(len(bound._dispatches))]
+        encoder = device.native.create_command_encoder()
+        bound._encode(encoder, natives, groups)
+        device.native.queue.submit([encoder.finish()])
+
+    return lambda: (call(), held)
+
+
+def _measure(workload: Workload) -> dict[str, object]:
+    """In the process of its own: the device is made and has computed something else."""
+    other = replace(workload, T=5, S=7, H=16, Hv=16, N=1, K=1, causal=False, implementation="plain")
+    forward(other, other.arrays()).call()
+    arrays = [wgattn.device_put(x) for x in workload.arrays().values()]
+    static = workload.static
+    attend = wgattn.jit(lambda q, k, v: wgattn.nn.dot_product_attention(q, k, v, **static))
+    _runtime.wait()
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        attend(*arrays).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    variant = " + ".join(attend.lower(*arrays).compile().variants)
+    return {"seconds": seconds[0], "second": seconds[1], "variant": variant}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(Workload(**json.loads(sys.argv[1])))))
