@@ -11,6 +11,8 @@
 {% set blocks = range(BLOCKS) %}
 {% set key_blocks = range(KEY_BLOCKS) %}
 {% set head_steps = range(HEAD_STEPS) %}
+{# Of rotated rows that must be exact, each number is two: a float16, and the float16 of what that leaves out. #}
+{% set query_steps = range(PARTS * HEAD_STEPS) %}
 {% set value_steps = range(VALUE_STEPS) %}
 {# What orders the lanes' writes before their reads. Lanes of a subgroup go through the same code together. #}
 {% macro settle() %}{{ "workgroupBarrier();" if EMULATED }}{% endmacro %}
@@ -46,6 +48,37 @@ fn other_half(thread: u32, value: f32) -> f32 {
 fn eight(a: vec4f, b: vec4f) -> vec4u {
     return vec4u(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
 }
+
+%% if PARTS == 2
+// What `eight` leaves out.
+fn rest_of_eight(a: vec4f, b: vec4f) -> vec4u {
+    let words = eight(a, b);
+    let first = vec4f(unpack2x16float(words.x), unpack2x16float(words.y));
+    let second = vec4f(unpack2x16float(words.z), unpack2x16float(words.w));
+    return eight(a - first, b - second);
+}
+
+%% endif
+{# Eight elements of Q or K, where `there`, as they are or rotated, into a row of key_tile. #}
+{% macro stage(name, there, at, position, to_row) %}
+            var low = vec4f();
+            var high = vec4f();
+            if ({{ there }}) {
+                let at = {{ at }};
+%% if problem.rope is not none
+                let p = {{ position }};
+                low = load_{{ name }}_rotated(at, 2u * chunk, p);
+                high = load_{{ name }}_rotated(at, 2u * chunk + 1u, p);
+%% else
+                low = load_{{ name }}(at, 2u * chunk);
+                high = load_{{ name }}(at, 2u * chunk + 1u);
+%% endif
+            }
+            key_tile[{{ to_row }} * KEY_PITCH + chunk] = eight(low, high);
+%% if PARTS == 2
+            key_tile[{{ to_row }} * KEY_PITCH + HEAD_EIGHTS + chunk] = rest_of_eight(low, high);
+%% endif
+{% endmacro %}
 
 %% if problem.segments
 {% include "attention/segment_ranges.wgsl" %}
@@ -112,7 +145,7 @@ fn flash_matrix(
 
     // Q, as many blocks of rows at a time as there is room for.
 %% for r in blocks
-%% for c in head_steps
+%% for c in query_steps
     var q_{{ r }}_{{ c }} = {{ matrices.type("left") }}();
 %% endfor
 %% endfor
@@ -123,24 +156,14 @@ fn flash_matrix(
             let chunk = i % HEAD_EIGHTS;
             let t = t_first + (first + staged) / HEADS;
             let n = n_first + (first + staged) % HEADS;
-            var words = vec4u();
-            if (t <= t_last && n <= n_last) {
-                let at = query_row(b, t, n);
-%% if problem.rope is not none
-                let p = position_of(b, t);
-                words = eight(load_query_rotated(at, 2u * chunk, p), load_query_rotated(at, 2u * chunk + 1u, p));
-%% else
-                words = eight(load_query(at, 2u * chunk), load_query(at, 2u * chunk + 1u));
-%% endif
-            }
-            key_tile[staged * KEY_PITCH + chunk] = words;
+            {{ stage("query", "t <= t_last && n <= n_last", "query_row(b, t, n)", "position_of(b, t)", "staged") }}
         }
         workgroupBarrier();
 %% for r in blocks
         {
             let from_row = (subgroup * BLOCKS + {{ r }}u) * 16u;
             if (from_row / QUERY_TURN == first / QUERY_TURN) {
-%% for c in head_steps
+%% for c in query_steps
                 q_{{ r }}_{{ c }} = {{ matrices.load("left", "key_tile", "(from_row - first) * KEY_PITCH + %du" % (2 * c), "KEY_PITCH") }};
 %% endfor
             }
@@ -237,17 +260,7 @@ fn flash_matrix(
         for (var i = thread; i < TILE_K * HEAD_EIGHTS; i += WORKGROUP) {
             let s = tile + i / HEAD_EIGHTS;
             let chunk = i % HEAD_EIGHTS;
-            var words = vec4u();
-            if (s < keys.y) {
-                let at = key_row(b, key_slot(b, s), k);
-%% if problem.rope is not none
-                let p = key_position(b, s);
-                words = eight(load_key_rotated(at, 2u * chunk, p), load_key_rotated(at, 2u * chunk + 1u, p));
-%% else
-                words = eight(load_key(at, 2u * chunk), load_key(at, 2u * chunk + 1u));
-%% endif
-            }
-            key_tile[({{ buffer }} + s - tile) * KEY_PITCH + chunk] = words;
+            {{ stage("key", "s < keys.y", "key_row(b, key_slot(b, s), k)", "key_position(b, s)", "(" ~ buffer ~ " + s - tile)") }}
         }
         for (var i = thread; i < TILE_K * VALUE_EIGHTS; i += WORKGROUP) {
             let s = tile + i / VALUE_EIGHTS;
@@ -299,6 +312,13 @@ fn flash_matrix(
 %% for r in blocks
                 s_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_part", "s_%d_%d" % (r, t)) }};
 %% endfor
+%% if PARTS == 2
+                let k_rest = {{ matrices.load("right", "key_tile", "(%s + %du) * KEY_PITCH + %du" % (buffer, 16 * t, 2 * (HEAD_STEPS + c)), "KEY_PITCH", "col_major") }};
+%% for r in blocks
+                s_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, HEAD_STEPS + c), "k_part", "s_%d_%d" % (r, t)) }};
+                s_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_rest", "s_%d_%d" % (r, t)) }};
+%% endfor
+%% endif
             }
 %% endfor
 %% endfor

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wgattn._dtypes import float16, short_name
+from wgattn._dtypes import float16, float32, short_name
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
 from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
@@ -46,7 +46,7 @@ class Tile:
     def pitches(self, problem: AttentionProblem) -> dict[str, int]:
         """16 bytes from one row to the next, odd numbers: lanes beside each other meet no bank conflict."""
         return {
-            "KEY_PITCH": problem.head_dim // 8 + 1,
+            "KEY_PITCH": parts_of(problem) * problem.head_dim // 8 + 1,
             "VALUE_PITCH": problem.value_dim // 8 + 1,
             "SCORE_PITCH": 4 * self.slots + 1,
             "WEIGHT_PITCH": self.keys // 8 + 1,
@@ -61,7 +61,7 @@ class Tile:
 
     def registers(self, problem: AttentionProblem) -> int:
         """32-bit registers of a lane that hold matrices: the sums, Q and the logits."""
-        return self.blocks * (problem.value_dim // 2 + problem.head_dim // 4 + self.keys // 2)
+        return self.blocks * (problem.value_dim // 2 + parts_of(problem) * problem.head_dim // 4 + self.keys // 2)
 
 
 # Fastest first.
@@ -94,6 +94,11 @@ def _fits(tile: Tile, problem: AttentionProblem, profile: DeviceProfile) -> bool
         and tile.threads <= profile.limits.invocations
         and tile.registers(problem) <= MOST_REGISTERS
     )
+
+
+def parts_of(problem: AttentionProblem) -> int:
+    """How many float16 a number of Q and K is: rotated ones are rounded, which a float32 residual would show."""
+    return 2 if problem.rope is not None and problem.residual == float32 else 1
 
 
 def heads_of(problem: AttentionProblem, tile: Tile) -> int:
@@ -149,6 +154,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
         constants=(
             *constants(problem, partial, unit=unit),
             ("EMULATED", emulated),
+            ("PARTS", parts_of(problem)),
             ("WORKGROUP", tile.threads),
             ("SUBGROUPS", tile.subgroups),
             ("BLOCKS", tile.blocks),

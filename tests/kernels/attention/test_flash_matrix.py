@@ -1,0 +1,129 @@
+"""flash_matrix where the device has matrix units, and its emulation in plain WGSL on every device."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels.attention.problems import CALLS, DISCRETE, problem_of
+from tests.kernels.attention.run_attention import reference, run
+from tests.kernels.attention.test_families import OPTIONS, compare, inputs, options_of
+from tests.tolerance import check
+from wgattn import _runtime
+from wgattn._dtypes import bfloat16, float16, float32
+from wgattn._kernels import matrices
+from wgattn._kernels.attention import flash_matrix, launches
+from wgattn._kernels.attention.flash_matrix import Tile
+from wgattn._runtime.profile import DeviceProfile
+
+UNITS = replace(DISCRETE, matrix=(matrices.CONFIGURATION,), subgroup_most=32)
+SMALL = Tile(2, 1, 16)  # few products: what is emulated compiles slowly
+
+
+@pytest.fixture(autouse=True)
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_matrix, "TILES", (getattr(request, "param", SMALL),))
+
+
+@pytest.fixture
+def here(poisoned: None) -> DeviceProfile:
+    """This device's profile as a GPU's, with its matrix units; where it has none it says so, and they are emulated."""
+    profile = replace(_runtime.current_profile(), kind="discrete", tuned=(("workgroups", 1),))
+    support = matrices.supports_matrices(profile)
+    if support:
+        return profile
+    assert "matri" in support.reason or "lanes" in support.reason
+    return replace(profile, matrix=(matrices.EMULATED,))
+
+
+def half(**sizes: int) -> tuple[np.ndarray, ...]:
+    return inputs(**({"B": 2, "T": 35, "S": 70, "H": 16, "dtype": float16} | sizes))
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("option", OPTIONS)
+def test_option(option: str, here: DeviceProfile) -> None:
+    """Each option alone, with ragged last tiles; the float32 residual is held to its tolerance under RoPE too."""
+    compare(flash_matrix, half(), profile=here, **options_of(2, 35, 70, 4)[option])
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(
+    "small",
+    [Tile(1, 2, 16), Tile(2, 1, 32, slots=2), Tile(1, 1, 16, buffers=2), Tile(3, 1, 16, ahead=False)],
+    indirect=True,
+    ids=str,
+)
+@pytest.mark.parametrize("option", ["causal", "segments", "key_lengths"])
+def test_tiles(option: str, here: DeviceProfile) -> None:
+    """Two blocks of rows a subgroup, two buffers, several matrices exchanged at once, nothing read ahead."""
+    compare(flash_matrix, half(T=97), profile=here, **options_of(2, 97, 70, 4)[option])
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(("H", "Hv"), [(20, 33), (32, 16), (7, 8)])
+def test_head_dims(H: int, Hv: int, here: DeviceProfile) -> None:
+    """Padded rows, rows that start inside a word, and Hv that differs."""
+    compare(flash_matrix, half(H=H, Hv=Hv), profile=here, is_causal=True)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("T", [2, 7, 16])
+def test_few_rows(T: int, here: DeviceProfile) -> None:
+    """Heads of a group share a tile."""
+    compare(flash_matrix, half(T=T, N=6, K=2), profile=here, **options_of(2, T, 70, 6)["bias"])
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("option", ["causal", "sinks_empty", "mask_none", "query_lengths"])
+def test_parts(option: str, here: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of the keys at once, then merged; and long calls that are cut."""
+    options = options_of(2, 20, 1300, 4)[option]
+    compare(flash_matrix, half(T=20, S=1300), profile=replace(here, tuned=()), **options)
+    monkeypatch.setitem(launches.MOST_WORK, "discrete", 200_000)
+    compare(flash_matrix, half(), profile=here, **options_of(2, 35, 70, 4)[option])
+
+
+@pytest.mark.device
+def test_maxima_that_grow(here: DeviceProfile) -> None:
+    """Logits that rise with every key rescale the sums again and again; some pass what float16 holds."""
+    query, key, value = half(B=1, S=200)
+    query[..., 0], key[..., 0] = 40, (np.arange(200) * 3)[None, :, None]
+    for options in ({"is_causal": True}, {"scale": 5.0}):
+        out, residual = run(flash_matrix, query, key, value, profile=here, **options)
+        right, right_residual = reference(query, key, value, **options)
+        check(out, right)
+        assert np.abs(residual / right_residual - 1).max() < 1e-5
+
+
+@pytest.mark.device
+def test_nan_stays_in_its_row(here: DeviceProfile) -> None:
+    """A NaN in q spoils its own row and head; keys past the length nothing."""
+    query, key, value = half(S=90)
+    query[1, 17, 1, 3] = np.nan
+    key[:, 64:] = value[:, 64:] = np.nan
+    out, _ = run(flash_matrix, query, key, value, profile=here, key_value_lengths=np.array([64, 64], np.int32))
+    spoiled = np.zeros(out.shape[:3], bool)
+    spoiled[1, 17, 1] = True
+    assert np.isnan(out[spoiled]).all()
+    assert np.isfinite(out[~spoiled]).all()
+
+
+def reason(profile: DeviceProfile = UNITS, **sizes: Any) -> str:
+    call, beside = CALLS["causal"]
+    dtypes = {"query": float16, "cache": float16} | sizes
+    return flash_matrix.supports(problem_of(call, beside, **dtypes), profile).reason
+
+
+def test_reasons() -> None:
+    """What is not served is told apart: the device, its matrices, its subgroups, the call."""
+    assert reason() == ""
+    assert "no subgroup matrices" in reason(DISCRETE)
+    assert "f16-f32-16x16x16" in reason(replace(UNITS, matrix=("f16-f16-8x8x8",)))
+    assert "32 to 64 lanes" in reason(replace(UNITS, subgroup_most=64))
+    assert "shader-f16" in reason(replace(UNITS, f16=False))
+    assert "not f32" in reason(query=float32, cache=float32)
+    assert "not bf16" in reason(query=bfloat16, cache=bfloat16)
+    assert "T from 2 on" in reason(T=1)
+    assert "head dims above 256" in reason(H=300, Hv=300)
