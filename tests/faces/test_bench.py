@@ -229,6 +229,27 @@ def test_device_clock_counts_repeated_launches(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.device
+def test_ceilings_do_the_work_that_they_count() -> None:
+    """The matrix units are emulated: 8 sums of 3 turns of 16 products, 1/8 by 1/8."""
+    from dataclasses import replace
+
+    from wgattn import _runtime
+    from wgattn._kernels.matrices import EMULATED
+    from wgattn.bench.ceilings import ceilings, matrix_products
+
+    profile = _runtime.current_profile()
+    probe = matrix_products(replace(profile, matrix=(EMULATED,)), workgroups=2, turns=3)
+    (out,) = _runtime.prepare(probe.program).run(())
+    assert isinstance(out, _runtime.Buffer)
+    assert set(_runtime.download(out).view(np.float32)) == {8 * 3 * 16 / 64}
+    found = ceilings(profile, 5, 0.01)
+    assert found.fma > 1e9
+    assert found.bytes >= found.reads > 1e8
+    assert found.operations("flash_matrix-f16") == found.fma, "there are no matrix units here"
+    assert replace(found, matrix=1e15).operations("flash_matrix-f16") == 1e15
+
+
+@pytest.mark.device
 def test_first_call_memory_and_cached_call() -> None:
     from wgattn.bench.first_call import cached_call_row, first_call_row
     from wgattn.bench.memory import memory_row

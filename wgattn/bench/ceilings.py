@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wgattn import _runtime
-from wgattn._kernels.kernel import fold_workgroups
+from wgattn._errors import WgattnError
+from wgattn._kernels.compose import compose
+from wgattn._kernels.kernel import Binding, Parameters, Variant, fold_workgroups
+from wgattn._kernels.matrices import LANES, is_emulated, matrix_features, supports_matrices
 from wgattn._runtime import BufferSlot, Dispatch, Program, Range, Shader, TextureSlot, wgsl_root
 from wgattn.bench.timing import SAMPLE, Sampler, by_wall, medians
 
@@ -24,6 +27,7 @@ class Ceilings:
     reads: float
     matrix: float | None = None  # of the subgroup matrices that attention multiplies: f16 in, f32 sums
     texture_reads: float | None = None  # measured on CPU adapters, where textures are the faster way
+    failed: str = ""  # why the matrix units that there are were not measured
 
     @property
     def bytes(self) -> float:
@@ -53,11 +57,19 @@ def ceilings(profile: _runtime.DeviceProfile, rounds: int = 5, warm_up: float = 
 
     threads = 1 << (14 if profile.is_cpu else 20)
     nbytes = 64 << 20 if profile.is_cpu else min(512 << 20, profile.limits.binding_bytes)
+    matrix, why = None, ""
+    if supports_matrices(profile):
+        try:
+            matrix = rate(matrix_products(profile))
+        except WgattnError as error:  # the rows can be measured without
+            why = str(error)
     textures = profile.is_cpu and profile.limits.texture_2d >= TEXTURE
     return Ceilings(
         fma=max(rate(_products(threads, fused)) for fused in (1, 0)),
         reads=rate(_reads(nbytes // READ_BLOCK)),
+        matrix=matrix,
         texture_reads=rate(_texture_reads()) if textures else None,
+        failed=why,
     )
 
 
@@ -93,6 +105,27 @@ def _products(threads: int, fused: int) -> Probe:
     parameters = np.array([TURNS, fused], np.uint32).tobytes()
     dispatch = Dispatch(_shader("fma", "write"), (Range(0, 0, threads * 4),), parameters, (threads // 128, 1, 1))
     return Probe(Program((BufferSlot(threads * 4),), (), (0,), (dispatch,)), 2.0 * 4 * 16 * TURNS * threads)
+
+
+def matrix_products(profile: _runtime.DeviceProfile, workgroups: int = 2048, turns: int = 512) -> Probe:
+    """Products of 16 x 16 matrices in registers, of which a subgroup keeps eight sums."""
+    emulated = is_emulated(profile)
+    subgroups = 2 if emulated else 8
+    constants = ("WORKGROUP", subgroups * LANES), ("SUBGROUPS", subgroups), ("EMULATED", emulated)
+    variant = Variant(
+        "bench",
+        "bench_matrix",
+        "bench/matrix.wgsl",
+        constants,
+        (Binding("found", "write", "vec4f"),),
+        Parameters((("turns", "u32"),)),
+        features=matrix_features(profile),
+    )
+    shader = Shader(variant.name, compose(variant, profile.provider), ("write",), variant.features)
+    nbytes = workgroups * subgroups * LANES * 16
+    dispatch = Dispatch(shader, (Range(0, 0, nbytes),), variant.parameters.pack(turns=turns), (workgroups, 1, 1))
+    work = 2.0 * 16**3 * 8 * turns * subgroups * workgroups
+    return Probe(Program((BufferSlot(nbytes),), (), (0,), (dispatch,)), work)
 
 
 def _reads(workgroups: int) -> Probe:
