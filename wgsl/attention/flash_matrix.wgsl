@@ -28,11 +28,13 @@ var<workgroup> scores: array<vec4f, SUBGROUPS * SCORES>;
 // SUBGROUPS · WEIGHTS · 16 bytes: the weights of one block of rows
 var<workgroup> weights: array<vec4u, SUBGROUPS * WEIGHTS>;
 %% if problem.empty_rows == "mean"
-// VALUE_DIM · 4 bytes: the sum of V, for rows that keep no key; 4 bytes: whether there are any
+// VALUE_DIM · 4 bytes: the sum of V, for rows that keep no key
 var<workgroup> value_sums: array<vec4f, VALUE_DIM / 4u>;
+// 4 bytes: whether any row keeps no key
 var<workgroup> some_end_as_mean: atomic<u32>;
 %% endif
 %% if EMULATED
+// WORKGROUP · 4 bytes
 var<workgroup> halves: array<f32, WORKGROUP>;
 
 fn other_half(thread: u32, value: f32) -> f32 {
