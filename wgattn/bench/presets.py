@@ -57,7 +57,8 @@ def _forward(preset: Preset) -> tuple[Case, ...]:
         return _cases("forward", wide, grouped, full, _square(1024), replace(wide, dtype="f16"), long)
     deep = replace(LAYER, H=128, Hv=128)
     f16 = [replace(each, dtype="f16") for each in (LAYER, deep)]
-    goals = _cases("forward", *f16, LAYER, deep, plain=True)
+    portable = replace(LAYER, B=1, T=2048, S=2048)  # what other portable routes take too
+    goals = _cases("forward", *f16, LAYER, deep, portable, plain=True)
     lengths = [replace(f16[1], T=T, S=T, B=B) for T, B in ((1024, 16), (16384, 1))]
     return goals + _cases("forward", *lengths)
 

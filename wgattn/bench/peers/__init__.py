@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from wgattn.bench.contestants import Contestant
-from wgattn.bench.peers import jax_nn, pytorch
+from wgattn.bench.peers import jax_nn, ncnn_layer, onnx_runtime, pytorch, tiny_grad
 from wgattn.bench.workload import Workload
 
 Build = Callable[[str, Workload, dict[str, np.ndarray]], Contestant]
@@ -15,6 +15,10 @@ PEERS: dict[str, Build] = {
     "jax": jax_nn.build,
     "jax-cudnn": partial(jax_nn.build, implementation="cudnn"),
     **{f"torch-{backend}": partial(pytorch.build, backend=backend) for backend in pytorch.BACKENDS},
+    **{f"onnxruntime-{device}": partial(onnx_runtime.build, device=device) for device in onnx_runtime.PROVIDERS},
+    "ncnn-cpu": partial(ncnn_layer.build, vulkan=False),
+    "ncnn-vulkan": partial(ncnn_layer.build, vulkan=True),
+    "tinygrad": tiny_grad.build,
 }
 
 
