@@ -21,7 +21,7 @@ from ._cache_checks import (
     check_ring_left,
     check_written,
 )
-from ._cache_form import CacheForm, made
+from ._cache_form import CacheForm, integer, made
 from ._cache_pages import dealt, released
 from ._dtypes import float32, int32
 from ._graph.graph import Aval
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 ArrayLike = Any  # what asarray takes: NumPy, JAX, DLPack, numbers
 ARRAYS = ("key", "value", "scales", "pages", "lengths")
+LEAVES = (*ARRAYS, "written")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -47,7 +48,8 @@ class KVCache:
     more compiles nothing.
 
     Its storage, which no user needs: `key` (B, C, K, ·) and `value`, or pools of pages (pages, page_size, K, ·) that
-    `pages` int32 (B, C / page_size) deals to sequences, -1 for none; `scales` float32 of int8 and int4; and `lengths`.
+    `pages` int32 (B, C / page_size) deals to sequences, -1 for none; `scales` float32 of int8 and int4; `lengths`; and
+    of a window cache `written`, the lengths that were truncated: what they wrote over is gone.
 
     Example:
         >>> cache = wgattn.KVCache.create(2, 64, kv_heads=4, head_dim=32)
@@ -62,6 +64,7 @@ class KVCache:
     pages: Any
     lengths: Any  # int32 (B,): the tokens that each sequence has; those that a ring ever had
     form: CacheForm
+    written: Any = None  # int32 (B,), of a ring: the most tokens that a sequence had when it was truncated
 
     @classmethod
     def create(
@@ -110,6 +113,7 @@ class KVCache:
             None if form.page_size is None else asarray(np.full(sizes.table(form), -1, np.int32)),
             asarray(np.zeros(sizes.batch, np.int32)),
             form,
+            None if form.ring is None else asarray(np.zeros(sizes.batch, np.int32)),
         )
 
     @property
@@ -190,10 +194,10 @@ class KVCache:
         if rope is not None:
             rope_of(rope).rotated(self.head_dim)
         counts = None if lengths is None else per_entry(lengths, "lengths", self.batch, scalar=False)
-        if not tokens:
-            return self
         if counts is not None:
             require(partial(check_counts, tokens), counts)
+        if not tokens:
+            return self
         cache = self
         if self.pages is not None:
             if current_trace() is None:
@@ -211,7 +215,7 @@ class KVCache:
             >>> np.asarray(wgattn.KVCache.create(2, 64, 4, 32).positions(3)).tolist()
             [[0, 1, 2], [0, 1, 2]]
         """
-        return self._alive().lengths[:, None] + np.arange(T, dtype=np.int32)
+        return self._alive().lengths[:, None] + np.arange(integer(T, "T"), dtype=np.int32)
 
     def truncate(self, lengths: int | Int[Array, " B"] | ArrayLike) -> KVCache:
         """The cache with no more than `lengths` tokens a sequence: an int, or int32 (B,), run-time. Nothing is copied.
@@ -229,10 +233,12 @@ class KVCache:
         self._alive()
         kept = per_entry(lengths, "lengths", self.batch)
         require(check_not_negative, kept)
-        if self.form.ring is not None:
-            spare = self.capacity - self.form.pinned - (self.form.window or 0)
-            require(partial(check_ring_left, self.capacity, spare), self.lengths, kept)
         shorter = replace(self, lengths=elementwise("minimum", self.lengths, kept))
+        if self.written is not None:
+            most = elementwise("maximum", self.lengths, self.written)
+            spare = self.capacity - self.form.pinned - (self.form.window or 0)
+            require(partial(check_ring_left, self.capacity, spare), most, shorter.lengths)
+            shorter = replace(shorter, written=most)
         if self.pages is None or current_trace() is not None:
             return shorter
         assert self.form.page_size is not None
@@ -272,9 +278,9 @@ class KVCache:
         if source.dtype != int32 or source.ndim != 1 or not source.size:
             raise ValueError(f"indices are int32 (M,), at least one; got {source.dtype.name} {source.shape}")
         require(partial(check_indices, self.batch), source)
-        moved = ("pages", "lengths") if self.pages is not None else ("key", "value", "scales", "lengths")
-        chosen = {name: apply(CacheMove(), array, source) for name, array in self._arrays().items() if name in moved}
-        return replace(self, **chosen)
+        kept = ("key", "value", "scales") if self.pages is not None else ()  # sequences share the pool
+        moved = {name: getattr(self, name) for name in LEAVES if name not in kept}
+        return replace(self, **{name: apply(CacheMove(), x, source) for name, x in moved.items() if x is not None})
 
     def reserve(self, tokens: int | Int[np.ndarray, " B"] | ArrayLike) -> KVCache:
         """The cache with pages for `tokens` more tokens a sequence, an int or (B,), that no other sequence has.
@@ -337,7 +343,7 @@ class KVCache:
         return self.capacity if self.form.ring is None else None
 
 
-tree_class(KVCache, ARRAYS, ("form",))
+tree_class(KVCache, LEAVES, ("form",))
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 from . import masks
 from ._array import Array
 from ._bind import BoundCall, array_of
-from ._cache_checks import check_pages
+from ._cache_checks import check_pages, check_ring_seen
 from ._cache_form import CacheForm
 from ._dtypes import FLOATS, int4
 from ._kernels.attention.problem import Bound
@@ -106,6 +106,13 @@ def check_ring(cache: "KVCache", T: int, bias: Any, mask: Any) -> None:
             f"attend after every {turning - window + 1} tokens, or create it with capacity "
             f"{T + window - 1 + cache.form.pinned}"
         )
+
+
+def require_ring_seen(cache: "KVCache", T: int, offset: Array | None) -> None:
+    """Have ValueError raised where T queries from `offset` on see what a ring has written over."""
+    told = {"lengths": cache.lengths, "written": cache.written, "offset": offset}
+    there = {name: array for name, array in told.items() if array is not None}
+    require(partial(check_ring_seen, cache.form, T, cache.capacity, tuple(there)), *there.values())
 
 
 def _float_rows(given: Any, name: str, letters: str) -> Array:

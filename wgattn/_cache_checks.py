@@ -1,7 +1,10 @@
 """What a cache refuses, told from lengths and page tables that the host knows: at once, or at every jitted call."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from ._cache_form import CacheForm
 from ._cache_pages import touched
 
 
@@ -43,13 +46,30 @@ def check_not_negative(lengths: np.ndarray) -> None:
         raise ValueError(f"truncate takes lengths of at least 0; got {lengths.tolist()}")
 
 
-def check_ring_left(capacity: int, spare: int, lengths: np.ndarray, kept: np.ndarray) -> None:
-    lost = np.broadcast_to((lengths > capacity) & (lengths - kept > spare), lengths.shape)
+def check_ring_left(capacity: int, spare: int, most: np.ndarray, kept: np.ndarray) -> None:
+    lost = (most > capacity) & (most - kept > spare)
     if lost.any():
         b = int(np.flatnonzero(lost)[0])
         raise ValueError(
-            f"truncate: sequence {b} of a ring has {lengths[b]} tokens and can lose {spare}, as older ones are "
-            f"overwritten; got {np.broadcast_to(kept, lengths.shape)[b]}: create the cache with more capacity"
+            f"truncate: sequence {b} of a ring had {most[b]} tokens and can lose {spare} of them, as older ones are "
+            f"overwritten; got {kept[b]}: create the cache with more capacity"
+        )
+
+
+def check_ring_seen(form: CacheForm, T: int, capacity: int, given: Sequence[str], *values: np.ndarray) -> None:
+    """Raise ValueError where the first of T queries sees tokens that a ring had and has no more."""
+    found = dict(zip(given, values, strict=True))
+    lengths, window = found["lengths"], form.window or 0
+    most = np.maximum(lengths, found.get("written", 0))
+    offset = np.broadcast_to(found.get("offset", lengths - T), lengths.shape)
+    first = np.maximum(offset - window + 1, form.pinned)
+    lost = (most > capacity) & (first < most - (capacity - form.pinned))
+    if lost.any():
+        b = int(np.flatnonzero(lost)[0])
+        raise ValueError(
+            f"cached_attention: query 0 of sequence {b} sits at {offset[b]} and sees tokens from {first[b]} on; the "
+            f"cache's ring had {most[b]} tokens and holds those from {most[b] - (capacity - form.pinned)} on: attend "
+            "before more are appended, truncate less, or create it with more capacity"
         )
 
 

@@ -84,6 +84,9 @@ def made(
     B, C, K, H = (_count(value, name) for name, value in sizes.items())
     Hv = H if v_head_dim is None else _count(v_head_dim, "v_head_dim")
     paged = _paged(layout, page_size, pages, window)
+    kept = integer(pinned, "pinned")
+    if kept and window is None:
+        raise ValueError(f"pinned is the number of first tokens that a window cache keeps; got {kept}, window={window}")
     if paged:
         size = PAGE_SIZE if page_size is None else _count(page_size, "page_size")
         if size < 8 or size & (size - 1):
@@ -92,9 +95,6 @@ def made(
         count = B * C // size if pages is None else _count(pages, "pages")
         return CacheForm(H, Hv, dtype_of(dtype), size), Sizes(B, C, K, count)
     ring = None if window is None else _count(window, "window")
-    kept = operator.index(pinned)
-    if kept < 0 or (kept and ring is None):
-        raise ValueError(f"pinned is the number of first tokens that a window cache keeps; got {kept}, window={window}")
     if ring is not None and kept + ring > C:
         raise ValueError(
             f"capacity {C} does not hold a window of {ring} tokens and {kept} pinned ones: give at least "
@@ -126,10 +126,17 @@ def _paged(layout: str, page_size: Any, pages: Any, window: Any) -> bool:
 
 
 def _count(given: Any, name: str) -> int:
+    return integer(given, name, 1)
+
+
+def integer(given: Any, name: str, least: int = 0) -> int:
+    """A number of tokens, or of what holds them. Raises TypeError and ValueError for one that is none."""
     try:
         number = operator.index(given)
     except TypeError:
         raise TypeError(f"{name} must be an integer; got {type(given).__name__}") from None
-    if not 1 <= number <= FAR:
-        raise ValueError(f"{name} must be at least 1; got {number}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}; got {number}")
+    if number > FAR:
+        raise ValueError(f"{name} must be at most {FAR:,}; got {number:,}")
     return number

@@ -29,7 +29,7 @@ from ._bind import (
     window,
 )
 from ._cache import KVCache
-from ._cache_bind import bind_cached, cache_window, check_ring, looks_at_positions
+from ._cache_bind import bind_cached, cache_window, check_ring, looks_at_positions, require_ring_seen
 from ._dtypes import float32, int4, int32
 from ._graph.graph import Aval
 from ._graph.operations import Attention, Rotate
@@ -160,8 +160,8 @@ def cached_attention(
 
     The other arguments are `dot_product_attention`'s. Gradients flow through a dense cache of floats.
 
-    Raises ValueError for shapes and options that do not fit, of a window cache also where T queries see more than its
-    slots hold; TypeError for dtypes, RuntimeError for a donated cache.
+    Raises ValueError for shapes and options that do not fit, of a window cache also where queries see more than its
+    slots hold still; TypeError for dtypes, RuntimeError for a donated cache.
 
     Example:
         >>> cache = wgattn.KVCache.create(2, 64, kv_heads=2, head_dim=32)
@@ -180,6 +180,8 @@ def cached_attention(
         offset = per_entry(query_offset, "query_offset", call.B)
     else:
         offset = cache.lengths - call.T if rope is not None or looks_at_positions(ranges) else None
+    if cache.form.ring is not None:
+        require_ring_seen(cache, call.T, offset)
     if rope is not None:
         rope_of(rope).rotated(call.H)
     form = cache.form

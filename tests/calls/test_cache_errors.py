@@ -35,6 +35,10 @@ def cache(**options: Any) -> KVCache:
         ({"layout": "paged", "pages": 0}, "pages must be at least 1; got 0"),
         ({"layout": "paged", "window": 4}, "a window cache is a ring of slots and has no pages"),
         ({"pinned": 2}, "pinned is the number of first tokens that a window cache keeps; got 2, window=None"),
+        ({"layout": "paged", "pinned": 2}, "pinned is the number of first tokens that a window cache keeps; got 2"),
+        ({"window": 4, "pinned": -1}, "pinned must be at least 0; got -1"),
+        ({"window": 4, "pinned": 1.5}, "pinned must be an integer; got float"),
+        ({"capacity": 1 << 31}, "capacity must be at most 1,073,741,824; got 2,147,483,648"),
         (
             {"window": 15, "pinned": 2},
             "capacity 16 does not hold a window of 15 tokens and 2 pinned ones: give at least",
@@ -77,6 +81,11 @@ def test_counts_of_new_rows():
         cache().append(new, new, lengths=np.ones(3, np.int32))
     with pytest.raises(ValueError, match=r"how many of the 3 new tokens are real, 0 to 3; got \[4, 0\]"):
         cache().append(new, new, lengths=np.array([4, 0], np.int32))
+    with pytest.raises(ValueError, match=r"how many of the 0 new tokens are real, 0 to 0; got \[1, 0\]"):
+        cache().append(new[:, :0], new[:, :0], lengths=np.array([1, 0], np.int32))
+    for T, message in ((-1, "T must be at least 0; got -1"), (1.5, "T must be an integer; got float")):
+        with pytest.raises((ValueError, TypeError), match=message):
+            cache().positions(T)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"rope takes a wgattn.nn.Rope; got int"):
         cache().append(new, new, rope=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="rotary_dim"):
@@ -149,9 +158,13 @@ def test_truncate_reorder_fork_and_reserve():
 
 def test_a_ring_that_has_overwritten_what_is_asked_for():
     ring = cache(window=6, pinned=2).append(*[rows(2, 16, 4, 8)] * 2).append(*[rows(2, 8, 4, 8)] * 2)
-    with pytest.raises(ValueError, match=r"sequence 0 of a ring has 24 tokens and can lose 8, .* got 15"):
+    with pytest.raises(ValueError, match=r"sequence 0 of a ring had 24 tokens and can lose 8 of them, .* got 15"):
         ring.truncate(15)
     assert known(ring.truncate(16).lengths._step, ring.truncate(16).lengths._result) is not None
+    with pytest.raises(ValueError, match=r"sequence 0 of a ring had 24 tokens and can lose 8 of them, .* got 15"):
+        ring.truncate(20).truncate(15)
+    with pytest.raises(ValueError, match=r"sequence 1 of a ring had 24 tokens .* got 3"):
+        ring.truncate(16).fork([1, 0, 1]).truncate(np.array([16, 3, 3], np.int32))
     query = rows(2, 10, 8, 8)
     with pytest.raises(ValueError, match="10 queries with a window of 6 see 15 tokens, and the cache's ring holds 14"):
         nn.cached_attention(query, ring)
@@ -162,6 +175,22 @@ def test_a_ring_that_has_overwritten_what_is_asked_for():
     ):
         with pytest.raises(ValueError, match="a window cache takes no bias, no dense mask and no segments"):
             nn.cached_attention(query[:, :2], ring, **given)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("jitted", [False, True])
+def test_queries_that_see_what_a_ring_has_written_over(jitted: bool):
+    """Behind a truncation, or before the newest tokens: what lies in the slots is another token's."""
+    ring = cache(window=6, pinned=2).append(*[rows(2, 24, 4, 8)] * 2).truncate(np.array([24, 18], np.int32))
+    query = rows(2, 4, 8, 8)
+    attend = wa.jit(nn.cached_attention) if jitted else nn.cached_attention
+    with pytest.raises(ValueError, match=r"query 0 of sequence 1 sits at 14 and sees tokens from 9 on; .* from 10 on"):
+        attend(query, ring)
+    with pytest.raises(ValueError, match=r"query 0 of sequence 0 sits at 14 and sees tokens from 9 on; .* had 24"):
+        attend(query, ring, query_offset=14)
+    assert attend(query[:, :3], ring).shape == (2, 3, 8, 8)
+    early = cache(window=6, pinned=2).append(*[rows(2, 16, 4, 8)] * 2).truncate(3)
+    assert attend(query, early).shape == query.shape, "nothing was written over yet"
 
 
 def test_queries_that_do_not_fit():

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from wgattn import masks
 from wgattn._array import Array, elementwise
 from wgattn._bind import per_entry, window
-from wgattn._cache import KVCache
+from wgattn._cache import LEAVES, KVCache
 from wgattn._cache_checks import check_capacity, check_not_negative, check_ring_left
 from wgattn._cache_pages import dealt
 from wgattn._jit import JitFunction, jit
@@ -38,7 +38,8 @@ def new_cache(*sizes: int, **options: Any) -> KVCache:
         ('KVCache', (2,))
     """
     made = KVCache.create(*sizes, **options)
-    arrays = {name: jnp.zeros(x.shape, x.dtype) for name, x in made._arrays().items()}
+    leaves = {name: getattr(made, name) for name in LEAVES}
+    arrays = {name: jnp.zeros(x.shape, x.dtype) for name, x in leaves.items() if x is not None}
     if made.pages is not None:
         arrays["pages"] = jnp.full(made.pages.shape, -1, jnp.int32)
     return replace(made, **arrays)
@@ -80,7 +81,9 @@ def truncate(cache: Cache, lengths: int | ArrayLike) -> Cache:
         return cache.truncate(lengths)
     _check(cache)
     spare = None if cache.form.window is None else cache.capacity - cache.form.pinned - cache.form.window
-    return replace(cache, lengths=call(_truncate(cache.capacity, spare), cache.lengths, operand(lengths, "lengths")))
+    given = [cache.lengths, operand(lengths, "lengths"), *([] if cache.written is None else [cache.written])]
+    kept, *most = call(_truncate(cache.capacity, spare), *given)
+    return replace(cache, lengths=kept, written=most[0] if most else None)
 
 
 def reserve(cache: KVCache, tokens: int | ArrayLike) -> KVCache:
@@ -177,12 +180,14 @@ def _append(rope: Rope | None) -> JitFunction:
 
 @lru_cache(maxsize=64)
 def _truncate(capacity: int, spare: int | None) -> JitFunction:
-    def truncate(lengths: Array, kept: Array) -> Array:
+    def truncate(lengths: Array, kept: Array, *written: Array) -> tuple[Array, ...]:
         kept = per_entry(kept, "lengths", lengths.shape[0])
         require(check_not_negative, kept)
+        shorter = elementwise("minimum", lengths, kept)
+        most = [elementwise("maximum", lengths, x) for x in written]
         if spare is not None:
-            require(partial(check_ring_left, capacity, spare), lengths, kept)
-        return elementwise("minimum", lengths, kept)
+            require(partial(check_ring_left, capacity, spare), *most, shorter)
+        return shorter, *most
 
     return jit(truncate)
 

@@ -97,7 +97,8 @@ class Held:
 def hold(cache: KVCache, sizes: Sizes, lengths: np.ndarray, own: bool) -> np.ndarray:
     """The first handle of a cache, which is kept until `release`."""
     number = next(_numbers)
-    _held[number] = Held(cache, sizes, own, {0: lengths}, lengths)
+    written = lengths if cache.written is None else np.maximum(lengths, np.asarray(cache.written))
+    _held[number] = Held(cache, sizes, own, {0: lengths}, written)
     return np.array([number, 0, *lengths], np.int32)
 
 
@@ -113,7 +114,8 @@ def snapshot(handle: np.ndarray) -> KVCache:
         held.check(int(handle[0]), int(handle[1]), lengths)
         held.check_ring(int(handle[0]), lengths, held.written)
         held.own = False
-        return replace(held.cache, lengths=asarray(lengths))
+        written = None if held.cache.form.window is None else asarray(held.written)
+        return replace(held.cache, lengths=asarray(lengths), written=written)
 
 
 def _find(handle: np.ndarray) -> Held:
