@@ -138,7 +138,7 @@ fn decode(
 %% if SCALED
             let scales_here = scales_at(b, key_slot(b, own_s), k);
             let key_scale = scales[scales_here];
-            value_scale = scales[scales_here + 1u];
+            value_scale = {{ "select(0.0, scales[scales_here + 1u], key_there(b, own_s))" if problem.paged else "scales[scales_here + 1u]" }};
 %% endif
 %% for o in own
             y_{{ o }} = logit({{ "key_scale * " if SCALED }}{{ x(steps | length - 1, 0, o) }}, b, min(n_first + own_head + {{ o }}u, n_last), 0u, own_s, kept);
@@ -176,10 +176,20 @@ fn decode(
 %% endfor
 
 %% for j in batch
+%% if problem.paged
+        let there_{{ j }} = key_there(b, s_{{ j }});
+%% endif
 %% if UNIT
         let value_at_{{ j }} = (v_rows + slot_{{ j }} * parameters.value_s) / {{ 4 * QUADS }}u + lane;
 %% for i in range(VALUE_QUADS // QUADS)
+%% if problem.paged
+        var value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ i * LANES }}u];
+        if (!there_{{ j }}) {
+            value_{{ j }}_{{ i }} = {{ {4: "0u", 8: "vec2u()", 16: "vec4u()"}[UNIT] }};
+        }
+%% else
         let value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ i * LANES }}u];
+%% endif
 %% endfor
 %% else
         let value_at_{{ j }} = value_row_of(v_rows, b, slot_{{ j }}, k);
@@ -193,7 +203,7 @@ fn decode(
 %% if UNIT
         let v_{{ j }}_{{ i }} = {{ elements.quad_of(value_name, UNIT, "value_%d_%d" % (j, i // QUADS), i % QUADS) }};
 %% else
-        let v_{{ j }}_{{ i }} = load_value(value_at_{{ j }}, lane + {{ i * LANES }}u);
+        let v_{{ j }}_{{ i }} = {{ "select(vec4f(), " if problem.paged }}load_value(value_at_{{ j }}, lane + {{ i * LANES }}u){{ ", there_%d)" % j if problem.paged }};
 %% endif
 %% for g in heads
         sum_{{ g }}_{{ i }} += w_{{ j }}_{{ g }} * v_{{ j }}_{{ i }};
