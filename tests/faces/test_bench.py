@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,30 @@ def test_a_report_is_plain_values() -> None:
     assert "failed" not in told
 
 
+def test_reports_are_read_back_and_put_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from wgattn._cli.bench import shown
+
+    others = (Peer("jax.nn XLA", 0.02, 0.0, True), Peer("another", 0.005, 0.5, False))
+    row = Row("forward", "a row", "B1 T1", "flash", 0.01, tflops=0.05, ceiling="fma", share=0.05, peers=others)
+    first = Report("a device", "discrete", "wgpu", "a driver", "1", CEILINGS, (row,))
+    second = replace(first, rows=(Row("decode", "lost", "B2 T1", failed="MemoryError: too large"),))
+    assert Report.from_json(json.loads(json.dumps(first.as_json()))) == first
+    paths = [tmp_path / "1.json", tmp_path / "2.json"]
+    for path, report in zip(paths, (first, second), strict=True):
+        path.write_text(json.dumps(report.as_json()))
+    shown(paths, True, None)
+    *_, made, lost = capsys.readouterr().out.splitlines()
+    assert made.count("|") == lost.count("|") == 8
+    assert "2.00× as fast as jax.nn XLA<br>0.50× as fast as another, which is off by 5.0e-01" in made
+    assert "too large" in lost
+    paths[1].write_text(json.dumps(replace(second, device="another").as_json()))
+    with pytest.raises(ValueError, match="not one device"):
+        shown(paths, True, None)
+    paths[1].write_text("{}")
+    with pytest.raises(ValueError, match="no report"):
+        shown(paths, True, None)
+
+
 def test_peers_are_named_by_their_beginnings() -> None:
     assert peers.chosen("none") == ()
     assert peers.chosen("auto") == tuple(peers.PEERS)
@@ -215,8 +240,6 @@ def test_other_commands_time_a_call_that_is_given(command: str, monkeypatch: pyt
 @pytest.mark.device
 def test_device_clock_counts_repeated_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's calls are timed many in one submit; a CPU adapter with timestamps stands in for one."""
-    from dataclasses import replace
-
     from wgattn import _runtime
     from wgattn.bench.contestants import forward
 
@@ -231,8 +254,6 @@ def test_device_clock_counts_repeated_launches(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.device
 def test_ceilings_do_the_work_that_they_count() -> None:
     """The matrix units are emulated: 8 sums of 3 turns of 16 products, 1/8 by 1/8."""
-    from dataclasses import replace
-
     from wgattn import _runtime
     from wgattn._kernels.matrices import EMULATED
     from wgattn.bench.ceilings import ceilings, matrix_products

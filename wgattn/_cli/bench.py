@@ -16,7 +16,7 @@ from wgattn.bench.attention import Case, Pace
 from wgattn.bench.ceilings import Ceilings
 from wgattn.bench.peers import chosen
 from wgattn.bench.presets import preset_for
-from wgattn.bench.report import Report, Row
+from wgattn.bench.report import Report, Row, merged
 from wgattn.bench.run import Job, jobs_of, reports, started
 
 QUICK = Pace(rounds=5, warm_up=0.1, logits=1 << 21)
@@ -55,15 +55,36 @@ def bench(
             show.errors.print(Text(line(report.rows[-1])), soft_wrap=True)
             if out is not None:
                 out.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
-    if plot is not None:
-        from wgattn.bench.plot import plot as drawn
-
-        drawn(report, plot)
+    _draw(report, plot)
     if as_json:
         show.as_json(report.as_json())
     else:
         print_report(report)
     return int(any(row.failed for row in report.rows))
+
+
+def shown(paths: Sequence[Path], markdown: bool, plot: Path | None) -> None:
+    """Print the reports in these files as one table, or draw them. Raises ValueError for a file that is none."""
+    report = merged([Report.from_json(json.loads(path.read_text(encoding="utf-8"))) for path in paths])
+    _draw(report, plot)
+    if markdown:
+        print("\n".join(markdown_lines(report)))
+    else:
+        print_report(report)
+
+
+def markdown_lines(report: Report) -> list[str]:
+    """The ceilings and the rows as a Markdown table, for documents and issues."""
+    lines = [f"{report.device}, {report.provider}: {ceilings_line(report.ceilings)}.", ""]
+    lines += ["| call | variant | median | rate | share | beside | error |", "|---|---|---|---|---|---|---|"]
+    for row in report.rows:
+        beside = "<br>".join([*_ratios(row), *_figures(row)]) if not row.failed else f"failed: {row.failed}"
+        median = "" if row.median_s is None else duration(row.median_s)
+        share = "" if row.share is None else f"{row.share:.0%} of {row.ceiling}"
+        error = "" if row.error is None else f"{row.error:.1e}"
+        cells = row.shape, f"`{row.variant}`" if row.variant else "", median, rate(row), share, beside, error
+        lines.append(f"| {' | '.join((f'{row.command}: {cells[0]}', *cells[1:]))} |")
+    return lines
 
 
 def print_report(report: Report) -> None:
@@ -94,7 +115,7 @@ def print_rows(rows: Sequence[Row]) -> None:
             continue
         median = "" if row.median_s is None else duration(row.median_s)
         share = "" if row.share is None else f"{row.share:.0%}"
-        beside = [*_ratios(row), *(f"{name} {amount(name, value)}" for name, value in row.figures.items())]
+        beside = [*_ratios(row), *_figures(row)]
         table.add_row(call, median, rate(row), share, "\n".join(beside))
     show.console.print(table)
     reasons = {f"{name}: {reason}": None for row in rows for name, reason in row.absent.items()}
@@ -108,7 +129,7 @@ def line(row: Row) -> str:
         return f"{row.name} ({row.shape}) failed: {row.failed}"
     parts = [row.name, "" if row.median_s is None else duration(row.median_s), rate(row)]
     parts.append("" if row.share is None else f"{row.share:.0%} of {row.ceiling}")
-    parts += [*_ratios(row), *(f"{name} {amount(name, value)}" for name, value in row.figures.items())]
+    parts += [*_ratios(row), *_figures(row)]
     parts.append("" if row.error is None else f"error {row.error:.1e}")
     return "  ".join(part for part in (*parts, row.variant) if part)
 
@@ -120,6 +141,8 @@ def ceilings_line(found: Ceilings) -> str:
         words.append(f"{found.texture_reads / 1e9:,.3g} GB/s texture reads")
     if found.matrix is not None:
         words.append(f"{found.matrix / 1e12:.3g} TFLOP/s matrix units")
+    if found.failed:
+        words.append(f"matrix units not measured: {found.failed}")
     return ", ".join(words)
 
 
@@ -134,7 +157,7 @@ def amount(name: str, value: float) -> str:
     """A figure in the unit that its name ends with."""
     if name.endswith("_s"):
         return "-" * (value < 0) + duration(abs(value))
-    return f"{value:,.0f}" if name.endswith("_bytes") else f"{value:.2f}"
+    return f"{value:,.0f} bytes" if name.endswith("_bytes") else f"{value:.2f}"
 
 
 def duration(seconds: float) -> str:
@@ -151,3 +174,16 @@ def _ratios(row: Row) -> list[str]:
         f"{ratio:.2f}× as fast as {name}" + (f", which is off by {wrong[name]:.1e}" if name in wrong else "")
         for name, ratio in row.ratios.items()
     ]
+
+
+def _figures(row: Row) -> list[str]:
+    return [
+        f"{name.removesuffix('_s').removesuffix('_bytes')} {amount(name, value)}" for name, value in row.figures.items()
+    ]
+
+
+def _draw(report: Report, path: Path | None) -> None:
+    if path is not None:
+        from wgattn.bench.plot import plot
+
+        plot(report, path)

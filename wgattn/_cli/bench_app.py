@@ -180,6 +180,18 @@ def all_(
     _run(COMMANDS, preset, peers, rounds or (5 if preset == "quick" else 7), json, out, plot)
 
 
+@bench.command()
+def show(
+    files: Annotated[list[Path], typer.Argument(help="What --json or --out wrote, of one device.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    plot: Plot = None,
+) -> None:
+    """Print reports that were written before, as one table, or draw them; no adapter is needed."""
+    from wgattn._cli.bench import shown
+
+    shown(files, markdown, plot)
+
+
 def _single(command: str, q: str | None, plain: bool, *sizes: Any, **call: Any) -> Any:
     if q is None:
         return None

@@ -31,9 +31,10 @@ def plot(report: Report, path: Path) -> None:
 
     attention = [row for row in rows if row.command in ("forward", "backward", "decode")]
     compared = [(row, name, ratio) for row in rows for name, ratio in row.ratios.items()][:MOST_BARS]
-    figure = Figure(figsize=(15, max(5.0, 2.0 + 0.28 * len(compared))), layout="constrained")
+    figure = Figure(figsize=(16, max(6.0, 1.5 + 0.3 * len(compared))), layout="constrained")
     FigureCanvasAgg(figure)
-    lengths, bars, roof = figure.subplots(1, 3)
+    panels = figure.subplot_mosaic([["lengths", "bars"], ["roof", "bars"]])
+    lengths, bars, roof = (panels[name] for name in ("lengths", "bars", "roof"))
     _throughput(lengths, attention)
     _ratios(bars, compared)
     _roofline(roof, attention, report)
@@ -64,8 +65,10 @@ def _throughput(axes: Any, rows: Sequence[Row]) -> None:
         each.set_ylim(bottom=0)
     if rows:
         axes.set_xscale("log", base=2)
+        ticks = sorted({_length(row) for row in rows})
+        axes.set_xticks(ticks, [f"{S:,}" for S in ticks])
         handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
-        axes.legend(handles=handles, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, -0.45), frameon=False)
+        axes.legend(handles=handles, fontsize=6, loc="upper left", bbox_to_anchor=(1.15, 1.0), frameon=False)
     axes.set_xlabel("S, keys")
     axes.set_ylabel("TFLOP/s")
     axes.set_title("throughput")
@@ -85,7 +88,7 @@ def _ratios(axes: Any, compared: Sequence[tuple[Row, str, float]]) -> None:
         )
         axes.annotate(f"{ratio:.2f}", (ratio, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(compared)), [f"{row.name}\n{name}" for row, name, _ in compared], fontsize=6)
+    axes.set_yticks(range(len(compared)), [f"{row.name} / {name}" for row, name, _ in compared], fontsize=7)
     axes.invert_yaxis()
     if compared:
         axes.set_xscale("log")
@@ -113,7 +116,7 @@ def _roofline(axes: Any, rows: Sequence[Row], report: Report) -> None:
     axes.set_xlabel("operations a byte")
     axes.set_ylabel("TFLOP/s")
     axes.set_title("roofline")
-    axes.legend(fontsize=6, loc="lower center", bbox_to_anchor=(0.5, -0.45), frameon=False, ncols=2)
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False)
 
 
 def _length(row: Row) -> int:

@@ -1,6 +1,7 @@
 """What a benchmark found, as values: a Row a call, a Report a run. `as_json` is what `--json` prints."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from wgattn.bench.ceilings import Ceilings
@@ -74,3 +75,34 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"rows": [row.as_json() for row in self.rows]}
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> "Report":
+        """The report that `as_json` wrote; of peers that were right the errors are not in it.
+
+        Raises ValueError for one that another version wrote.
+        """
+        try:
+            rows = tuple(_row(row) for row in given["rows"])
+            return cls(**(given | {"ceilings": Ceilings(**given["ceilings"]), "rows": rows}))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no report that this version of wgattn bench wrote: {error}") from None
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """One report of several runs on one device, with the ceilings of the first. Raises ValueError for two devices."""
+    first, *others = reports
+    for other in others:
+        if (other.device, other.provider) != (first.device, first.provider):
+            raise ValueError(
+                f"{first.device} ({first.provider}) and {other.device} ({other.provider}) are not one device: "
+                "show them one by one"
+            )
+    return replace(first, rows=tuple(row for report in reports for row in report.rows))
+
+
+def _row(given: dict[str, Any]) -> Row:
+    seconds, wrong = given.get("peers_s", {}), given.get("wrong", {})
+    peers = tuple(Peer(name, median, wrong.get(name, 0.0), name not in wrong) for name, median in seconds.items())
+    rest = {name: value for name, value in given.items() if name not in ("peers", "peers_s", "wrong")}
+    return Row(**rest, peers=peers)

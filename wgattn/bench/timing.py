@@ -8,6 +8,8 @@ WARM_UP = 0.3  # seconds: the clocks of an idle GPU are at a fraction of full sp
 COOL = 0.05  # seconds without work after which a contestant is warmed up again
 SAMPLE = 2e-3  # seconds that a sample should last, so that the clock's grain does not show
 MOST = 256  # calls in a sample
+LEAST = 5  # rounds
+LONG = 1.0  # seconds of a call above which no more rounds are taken
 
 Clock = Callable[[], float]
 Sampler = Callable[[int], float]  # the seconds that so many calls in a row take
@@ -37,16 +39,19 @@ def medians(
     """Seconds a call of each contestant, who take turns. `done` hears of every sample.
 
     What cooled down while others were timed is warmed up again, for `again` seconds (`warm_up` unless given), but for
-    calls that are longer than that. Raises ValueError for fewer than five rounds: a median of less says little.
+    calls that are longer than that; where a call takes more than a second there are five rounds. Raises ValueError for
+    fewer than five: a median of less says little.
     """
-    if rounds < 5:
-        raise ValueError(f"{rounds} rounds are too few for a median: take 5 or more")
+    if rounds < LEAST:
+        raise ValueError(f"{rounds} rounds are too few for a median: take {LEAST} or more")
     again = warm_up if again is None else again
     counts, seconds, ended = {}, {}, {}
     for name, sampler in contestants.items():
         counts[name], seconds[name] = warmed(sampler, warm_up, sample, clock=clock)
         ended[name] = clock()
         done(name)
+    if max(seconds.values()) > LONG:
+        rounds = LEAST
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, sampler in contestants.items():

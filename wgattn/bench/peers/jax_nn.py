@@ -20,7 +20,8 @@ def build(command: str, workload: Workload, arrays: dict[str, np.ndarray], imple
         raise Absent("jax.nn has no such call")
     if implementation == "cudnn" and (platform != "gpu" or workload.dtype == "f32" or command == "decode"):
         raise Absent("cuDNN is for f16 and bf16 on CUDA, and not for one query")
-    call = function(workload, implementation)
+    widened = platform == "cpu" and workload.dtype == "f16"
+    call = function(workload, implementation, widened)
     program = jax.jit(_gradients(call)) if command == "backward" else jax.jit(call)
     placed = [_spread(jax.device_put(array), workload.B) for array in arrays.values()]
 
@@ -31,7 +32,7 @@ def build(command: str, workload: Workload, arrays: dict[str, np.ndarray], imple
             return program(*placed)
 
     jax.block_until_ready(run())
-    name = f"jax.nn {'cuDNN' if implementation == 'cudnn' else 'XLA'} {platform}"
+    name = f"jax.nn {'cuDNN' if implementation == 'cudnn' else 'XLA'} {platform}" + " by way of f32" * widened
     return Contestant(name, lambda: tuple(np.asarray(x) for x in _tuple(run())), _sampler(run, platform))
 
 
@@ -46,8 +47,11 @@ def jax_forward(workload: Workload, arrays: dict[str, np.ndarray]) -> Callable[[
     return lambda: jax.block_until_ready(compiled(*placed))
 
 
-def function(workload: Workload, implementation: str | None = None) -> Callable[..., Any]:
-    """The call as a function of the arrays in the workload's order. RoPE is written in jax.numpy."""
+def function(workload: Workload, implementation: str | None = None, widened: bool = False) -> Callable[..., Any]:
+    """The call as a function of the arrays in the workload's order. RoPE is written in jax.numpy.
+
+    `widened`: in float32 and back, since jax.nn asks for products of float16 that XLA's CPU compiler does not know.
+    """
     import jax
 
     left_out = ("implementation", "residual_dtype", "rope")
@@ -58,7 +62,10 @@ def function(workload: Workload, implementation: str | None = None) -> Callable[
         arrays = dict(zip(names, given, strict=True))
         if workload.rope:
             arrays |= {name: _rotated(arrays[name]) for name in ("query", "key")}
-        return jax.nn.dot_product_attention(**arrays, **options, implementation=implementation)  # type: ignore[arg-type]
+        if widened:
+            arrays |= {name: arrays[name].astype(np.float32) for name in ("query", "key", "value")}
+        found = jax.nn.dot_product_attention(**arrays, **options, implementation=implementation)  # type: ignore[arg-type]
+        return found.astype(given[0].dtype) if widened else found
 
     return attend
 
