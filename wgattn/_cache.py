@@ -331,8 +331,14 @@ class KVCache:
         return {name: array for name, array in found.items() if array is not None}
 
     def _alive(self) -> KVCache:
-        """This cache. Raises RuntimeError for one that was donated."""
+        """This cache. Raises RuntimeError for one that was donated, TypeError for one of other arrays."""
         for array in self._arrays().values():
+            if not isinstance(array, Array):
+                raise TypeError(
+                    f"this KVCache holds arrays of type {type(array).__name__}, not wgattn's: wgattn.jax.append, "
+                    "truncate and cached_attention take it in JAX programs; jax.tree.map(wgattn.asarray, cache) makes "
+                    "it wgattn's"
+                )
             value = array._step.values[array._result]
             if isinstance(value, Dead):
                 raise RuntimeError(value.reason.replace("this Array", "this KVCache", 1))

@@ -197,6 +197,32 @@ def test_small_types_have_no_gradient() -> None:
 
 
 @pytest.mark.device
+def test_a_recorded_function_takes_and_gives_a_cache() -> None:
+    """`call` of a function of wgattn.jit: the cache is a tree of JAX arrays on both sides."""
+
+    @wgattn.jit
+    def both(cache: KVCache, query: Any, key: Any, value: Any) -> tuple[KVCache, Any]:
+        cache = cache.append(key, value).truncate(2)
+        return cache, wgattn.nn.cached_attention(query, cache, is_causal=False)
+
+    new = rows(0, 3)
+    found, out = jax.jit(lambda cache: wgattn.jax.call(both, cache, *new))(new_cache(B, C, K, H, dtype="float32"))
+    assert isinstance(found, KVCache)
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(found))
+    assert found.lengths.tolist() == [2, 2]
+    wanted = jax.nn.dot_product_attention(new[0], new[1][:, :2], new[2][:, :2])
+    check(np.asarray(out), np.asarray(wanted))
+    for use in (
+        lambda: found.append(*new[1:]),
+        lambda: found.truncate(1),
+        lambda: wgattn.nn.cached_attention(new[0], found),
+    ):
+        with pytest.raises(TypeError, match="in JAX programs"):
+            use()
+    assert wgattn.nn.cached_attention(new[0], jax.tree.map(wgattn.asarray, found)).shape == new[0].shape
+
+
+@pytest.mark.device
 def test_vmap_over_caches_of_arrays() -> None:
     many = [rows(10 * i, 3) for i in range(3)]
     stacked = tuple(jnp.stack(x) for x in zip(*many, strict=True))
