@@ -1,8 +1,9 @@
 """`wgattn bench`'s commands and their options. What they do is in files of its own, loaded when it is asked for."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
+import click
 import typer
 
 from wgattn._cli.arguments import (
@@ -31,8 +32,12 @@ Call = Annotated[
     str | None, typer.Option("--q", metavar="B,T,N,H", help="Time one call, with this query, instead of a preset.")
 ]
 PresetOption = Annotated[
-    Literal["cpu", "gpu", "quick"] | None,
-    typer.Option("--preset", help="The rows; what fits the adapter, unless given. quick is a first look."),
+    str | None,
+    typer.Option(
+        "--preset",
+        click_type=click.Choice(["cpu", "gpu", "quick"]),
+        help="The rows; what fits the adapter, unless given. quick is a first look.",
+    ),
 ]
 Peers = Annotated[
     str,
