@@ -1,9 +1,9 @@
 """`wgattn bench`'s commands and their options. What they do is in files of its own, loaded when it is asked for."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from wgattn._cli.arguments import (
@@ -28,16 +28,21 @@ from wgattn._cli.arguments import (
 
 bench = typer.Typer(help="Time wgattn beside its peers and the device's own ceilings.", no_args_is_help=True)
 
+
+class Presets(StrEnum):
+    """Which rows."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    QUICK = "quick"
+
+
 Call = Annotated[
     str | None, typer.Option("--q", metavar="B,T,N,H", help="Time one call, with this query, instead of a preset.")
 ]
 PresetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--preset",
-        click_type=click.Choice(["cpu", "gpu", "quick"]),
-        help="The rows; what fits the adapter, unless given. quick is a first look.",
-    ),
+    Presets | None,
+    typer.Option("--preset", help="The rows; what fits the adapter, unless given. quick is a first look."),
 ]
 Peers = Annotated[
     str,
