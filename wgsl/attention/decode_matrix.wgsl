@@ -4,29 +4,33 @@
 {% import "shared/matrices.wgsl" as matrices with context %}
 
 // Decode on matrix units: one query row a head against many keys. A workgroup takes up to eight query heads of a group,
-// and TILE keys at a time. Each number that meets a key or a value is split into two of float16, and these are two rows
-// of a 16-row matrix, g and g + 8: so products are as exact as in float32. Keys and values are staged as float16, which
-// holds every type that is read here. The next tile is read while this one is computed.
-// Bytes are staged even ones first, then odd ones: query and output follow that order.
+// and TILE keys at a time, sixteen for each of its few subgroups: many small workgroups hide each other's waits. Each
+// number that meets a key or a value is split into two of float16, which are two rows of a 16-row matrix, g and g + 8:
+// so products are as exact as in float32. Keys and values are staged as float16, which holds every type that is read
+// here, bytes even ones first: query and output follow that order. The next tile is read while this one is computed.
 {% set BYTES = STORED != "f16" %}
 // What the second part of a number was multiplied by before it was rounded.
 const FINE: f32 = 2048.0;
+// What a weight of 1 is held as: weights reach 2^SLACK, and float16 holds small numbers with few bits.
+const ONE: f32 = 128.0;
 
-// 16 · KEY_PITCH · 16 bytes: query rows as float16
-var<workgroup> query_rows: array<vec4u, 16 * KEY_PITCH>;
-// TILE · KEY_PITCH · 16 bytes
+// TILE · KEY_PITCH · 16 bytes; before the first key, query rows
 var<workgroup> key_tile: array<vec4u, TILE * KEY_PITCH>;
-// TILE · VALUE_PITCH · 16 bytes; after the last key the sums, in rows of float32
+// TILE · VALUE_PITCH · 16 bytes
 var<workgroup> value_tile: array<vec4u, TILE * VALUE_PITCH>;
+%% if not HOLD_QUERY
+// 16 · KEY_PITCH · 16 bytes
+var<workgroup> query_rows: array<vec4u, 16 * KEY_PITCH>;
+%% endif
 // 16 · WEIGHT_PITCH · 16 bytes: weights as float16
 var<workgroup> weight_rows: array<vec4u, 16 * WEIGHT_PITCH>;
-// SCORES · 16 bytes: logits before they are joined and masked; while sums are rescaled, 16 x 16 of them a subgroup
+// SCORES · 16 bytes: logits before they are joined and masked; by turns matrices of sums, two a subgroup
 var<workgroup> score_rows: array<vec4f, SCORES>;
 %% if problem.scales
 // 2 · TILE · 4 bytes: the keys' scales, then the values'
 var<workgroup> tile_scales: array<f32, 2 * TILE>;
 %% endif
-// 8 · 4 bytes: what a head's sums are multiplied by before this tile; after the last key, what they are in units of
+// 8 · 4 bytes: what a head's sums are multiplied by before this tile; after the last key, the unit they are in
 var<workgroup> fades: array<f32, 8>;
 // 8 · 4 bytes
 var<workgroup> tops: array<f32, 8>;
@@ -35,12 +39,38 @@ var<workgroup> totals: array<f32, 8>;
 // 4 bytes: whether any of the fades is not 1
 var<workgroup> faded: u32;
 
-{{ matrices.emulation(("query_rows", "weight_rows"), ("key_tile", "value_tile"), ("score_rows",), ("value_tile",)) }}
+{% set queries = "key_tile" if HOLD_QUERY else "query_rows" %}
+{{ matrices.emulation((queries, "weight_rows"), ("key_tile", "value_tile"), ("score_rows",)) }}
 {{ halves.halves(STORED) }}
 
 // 2^-e for a number of [2^e, 2^(e + 1)), and the other way round for a power of two.
 fn unit_of(number: f32) -> f32 {
     return bitcast<f32>(0x7f000000u - clamp(bitcast<u32>(number) & 0x7f800000u, 0x00800000u, 0x7e800000u));
+}
+
+// The first part of a number that is split: the bits that float16 has. By bits: a compiler may take the rounding of a
+// number to float16 and back for the number itself.
+fn coarse(pair: vec2f) -> vec2f {
+    return bitcast<vec2f>(bitcast<vec2u>(pair) & vec2u(0xffffe000u));
+}
+
+fn coarse_word(pair: vec2f) -> u32 {
+    return pack2x16float(coarse(pair));
+}
+
+fn fine_word(pair: vec2f) -> u32 {
+    return pack2x16float(FINE * (pair - coarse(pair)));
+}
+
+// The largest of the lanes that share a head.
+fn largest_of_head(number: f32) -> f32 {
+    var largest = number;
+%% for mask in (1, 2, 4, 8, 16)
+%% if mask < PAIRS
+    largest = max(largest, subgroupShuffleXor(largest, {{ mask }}u));
+%% endif
+%% endfor
+    return largest;
 }
 
 %% for name, chunks in (("key", "KEY_CHUNKS"), ("value", "VALUE_CHUNKS"))
@@ -54,7 +84,7 @@ fn read_{{ name }}(rows: u32, b: u32, tile: u32, end: u32, item: u32) -> vec4u {
 %% if problem.scales
 fn read_scale(rows: u32, b: u32, tile: u32, end: u32, item: u32) -> f32 {
     let s = min(tile + item % TILE, end - 1u);
-    return scales[rows + key_slot(b, s) * parameters.scales_s + min(item / TILE, 1u)];
+    return scales[rows + key_slot(b, s) * parameters.scales_s + item / TILE];
 }
 
 %% endif
@@ -65,17 +95,15 @@ fn logit_before(end: u32, product: f32, b: u32, n: u32, s: u32, kept: Kept) -> f
     return logit(product, b, n, 0u, s, kept);
 }
 
-// Elements 4 · chunk … of one row of the sums.
-fn sums_at(row: u32, chunk: u32) -> vec4f {
+// Chunk 8 · c + j of one row of the sums, of which two matrices lie in score_rows: of bytes the c-th of the
+// even ones and of the odd ones, else the ones numbered 2 · c and 2 · c + 1.
+fn sums_at(row: u32, j: u32) -> vec4f {
 %% if BYTES
-    let even = value_tile[row * SUM_PITCH + chunk / 2u];
-    let odd = value_tile[row * SUM_PITCH + SUM_PITCH / 2u + chunk / 2u];
-    if (chunk % 2u == 0u) {
-        return bitcast<vec4f>(vec4u(even.x, odd.x, even.y, odd.y));
-    }
-    return bitcast<vec4f>(vec4u(even.z, odd.z, even.w, odd.w));
+    let even = score_rows[row * SCORE_PITCH + j / 2u];
+    let odd = score_rows[(16u + row) * SCORE_PITCH + j / 2u];
+    return select(vec4f(even.x, odd.x, even.y, odd.y), vec4f(even.z, odd.z, even.w, odd.w), j % 2u == 1u);
 %% else
-    return bitcast<vec4f>(value_tile[row * SUM_PITCH + chunk]);
+    return score_rows[(16u * (j / 4u) + row) * SCORE_PITCH + j % 4u];
 %% endif
 }
 {% macro read_tile(tile) %}
@@ -86,28 +114,24 @@ key_{{ i }} = read_key(k_rows, b, {{ tile }}, keys.y, thread + {{ i }}u * THREAD
 value_{{ i }} = read_value(v_rows, b, {{ tile }}, keys.y, thread + {{ i }}u * THREADS);
 %% endfor
 %% if problem.scales
-%% for i in range(SCALE_ITEMS)
-scale_{{ i }} = read_scale(scale_rows, b, {{ tile }}, keys.y, thread + {{ i }}u * THREADS);
-%% endfor
+scale_here = read_scale(scale_rows, b, {{ tile }}, keys.y, thread);
 %% endif
 {% endmacro %}
 {% macro stage(name, items, chunks, pitch) %}
 %% for i in range(items)
-{
-    let item = thread + {{ i }}u * THREADS;
 %% if i * THREADS + THREADS > TILE * chunks
-    if (item < TILE * {{ chunks }}u) {
+if (thread + {{ i }}u * THREADS < TILE * {{ chunks }}u) {
 %% else
-    {
+{
 %% endif
-        let at = item / {{ chunks }}u * {{ pitch }} + item % {{ chunks }}u;
+    let item = thread + {{ i }}u * THREADS;
+    let at = item / {{ chunks }}u * {{ pitch }} + item % {{ chunks }}u;
 %% if BYTES
-        {{ name }}_tile[at] = even_halves({{ name }}_{{ i }});
-        {{ name }}_tile[at + {{ chunks }}u] = odd_halves({{ name }}_{{ i }});
+    {{ name }}_tile[at] = even_halves({{ name }}_{{ i }});
+    {{ name }}_tile[at + {{ chunks }}u] = odd_halves({{ name }}_{{ i }});
 %% else
-        {{ name }}_tile[at] = {{ name }}_{{ i }};
+    {{ name }}_tile[at] = {{ name }}_{{ i }};
 %% endif
-    }
 }
 %% endfor
 {% endmacro %}
@@ -132,8 +156,6 @@ fn decode(
     let n_first = unit / head_blocks * parameters.G + unit % head_blocks * HEADS;
     let n_last = min(n_first + HEADS, (unit / head_blocks + 1u) * parameters.G) - 1u;
     let k = key_head(n_first);
-    let lane = thread % LANES;
-    let crew = thread / LANES;
     let subgroup = thread / 32u;
 %% if EMULATED
     matrix_lane = thread % 32u;
@@ -146,6 +168,7 @@ fn decode(
     let v_rows = value_rows(b, k);
 %% if problem.scales
     let scale_rows = scales_at(b, 0u, k);
+    var scale_here = 0.0;
 %% endif
 %% for i in range(KEY_ITEMS)
     var key_{{ i }} = vec4u();
@@ -153,69 +176,59 @@ fn decode(
 %% for i in range(VALUE_ITEMS)
     var value_{{ i }} = vec4u();
 %% endfor
-%% if problem.scales
-%% for i in range(SCALE_ITEMS)
-    var scale_{{ i }} = 0.0;
-%% endfor
-%% endif
     if (keys.x < keys.y) {
         {{ read_tile("keys.x") | indent(8) }}
     }
 
-    // A subgroup prepares the rows of its own heads, and later weighs their keys: every row in a unit of its own.
+    // A lane shares its heads with PAIRS lanes side by side: first their query rows, later their keys, two a lane.
+    // Every row is in a unit of its own. Lanes that are too many do the last head's work once more.
     let scale = query_scale(b);
-%% for j in range(OWN_HEADS)
-    let g_{{ j }} = crew + {{ j * CREWS }}u;
-    var query_unit_{{ j }} = 1.0;
-    var top_{{ j }} = MASKED;
-    var total_{{ j }} = 0.0;
+    let member = thread % PAIRS;
+%% for r in range(ROUNDS)
+    let g_{{ r }} = min((thread + {{ r }}u * THREADS) / PAIRS, HEADS - 1u);
+    let n_{{ r }} = min(n_first + g_{{ r }}, n_last);
+    var top_{{ r }} = MASKED;
+    var total_{{ r }} = 0.0;
 %% if problem.scales
-    var weight_unit_{{ j }} = 1.0;
-    var reach_{{ j }} = 0.0;
+    var weight_unit_{{ r }} = 1.0;
+    var reach_{{ r }} = 0.0;
 %% endif
-    if (g_{{ j }} < HEADS) {
-        let row = query_row(b, 0u, min(n_first + g_{{ j }}, n_last));
+    var query_unit_{{ r }} = 1.0;
+    {
+        let row = query_row(b, 0u, n_{{ r }});
         var largest = 0.0;
-        for (var chunk = lane; chunk < HEAD_DIM / 4u; chunk += LANES) {
+        for (var chunk = member; chunk < HEAD_DIM / 4u; chunk += PAIRS) {
             let four = abs(scale * load_query(row, chunk));
             largest = max(largest, max(max(four.x, four.y), max(four.z, four.w)));
         }
-        query_unit_{{ j }} = unit_of(subgroupMax(largest));
-        for (var eight = lane; eight < HEAD_DIM / 16u; eight += LANES) {
+        let unit_here = unit_of(largest_of_head(largest));
+        for (var all = member; all < HEAD_DIM / 16u; all += PAIRS) {
 %% for c in range(4)
-            let all_{{ c }} = query_unit_{{ j }} * scale * load_query(row, 4u * eight + {{ c }}u);
+            let four_{{ c }} = unit_here * (scale * load_query(row, 4u * all + {{ c }}u));
 %% endfor
 %% if BYTES
-            let first = vec4u({% for c in range(4) %}{{ ", " if c }}pack2x16float(all_{{ c }}.xz){% endfor %});
-            let second = vec4u({% for c in range(4) %}{{ ", " if c }}pack2x16float(all_{{ c }}.yw){% endfor %});
-            let first_at = g_{{ j }} * KEY_PITCH + eight;
+            let first_at = g_{{ r }} * KEY_PITCH + all;
             let second_at = first_at + HEAD_DIM / 16u;
-{% set parts = (("first", "all_0.xz", "all_1.xz", "all_2.xz", "all_3.xz"), ("second", "all_0.yw", "all_1.yw", "all_2.yw", "all_3.yw")) %}
+{% set parts = (("first", ("four_0.xz", "four_1.xz", "four_2.xz", "four_3.xz")), ("second", ("four_0.yw", "four_1.yw", "four_2.yw", "four_3.yw"))) %}
 %% else
-            let first = vec4u(pack2x16float(all_0.xy), pack2x16float(all_0.zw), pack2x16float(all_1.xy), pack2x16float(all_1.zw));
-            let second = vec4u(pack2x16float(all_2.xy), pack2x16float(all_2.zw), pack2x16float(all_3.xy), pack2x16float(all_3.zw));
-            let first_at = g_{{ j }} * KEY_PITCH + 2u * eight;
+            let first_at = g_{{ r }} * KEY_PITCH + 2u * all;
             let second_at = first_at + 1u;
-{% set parts = (("first", "all_0.xy", "all_0.zw", "all_1.xy", "all_1.zw"), ("second", "all_2.xy", "all_2.zw", "all_3.xy", "all_3.zw")) %}
+{% set parts = (("first", ("four_0.xy", "four_0.zw", "four_1.xy", "four_1.zw")), ("second", ("four_2.xy", "four_2.zw", "four_3.xy", "four_3.zw"))) %}
 %% endif
-%% for part, x, y, z, w in parts
-            query_rows[{{ part }}_at] = {{ part }};
-            query_rows[{{ part }}_at + 8u * KEY_PITCH] = vec4u(
-                pack2x16float(FINE * ({{ x }} - unpack2x16float({{ part }}.x))),
-                pack2x16float(FINE * ({{ y }} - unpack2x16float({{ part }}.y))),
-                pack2x16float(FINE * ({{ z }} - unpack2x16float({{ part }}.z))),
-                pack2x16float(FINE * ({{ w }} - unpack2x16float({{ part }}.w))),
-            );
+%% for part, pairs in parts
+            {{ queries }}[{{ part }}_at] = vec4u({% for pair in pairs %}{{ ", " if not loop.first }}coarse_word({{ pair }}){% endfor %});
+            {{ queries }}[{{ part }}_at + 8u * KEY_PITCH] = vec4u({% for pair in pairs %}{{ ", " if not loop.first }}fine_word({{ pair }}){% endfor %});
 %% endfor
         }
-        query_unit_{{ j }} = KEY_UNIT * unit_of(query_unit_{{ j }});
+        query_unit_{{ r }} = KEY_UNIT * unit_of(unit_here);
     }
 %% endfor
     workgroupBarrier();
 %% if HOLD_QUERY
 %% for i in range(HEAD_DIM // 16)
-    let query_{{ i }} = {{ matrices.load("left", "query_rows", "%du" % (2 * i), "KEY_PITCH") }};
+    let query_{{ i }} = {{ matrices.load("left", queries, "%du" % (2 * i), "KEY_PITCH") }};
 %% endfor
+    workgroupBarrier();
 %% endif
 %% for i in range(VALUE_OWN)
     let column_{{ i }} = min(subgroup + {{ i * SUBGROUPS }}u, VALUE_DIM / 16u - 1u);
@@ -226,11 +239,7 @@ fn decode(
         {{ stage("key", KEY_ITEMS, KEY_CHUNKS, "KEY_PITCH") | indent(8) }}
         {{ stage("value", VALUE_ITEMS, VALUE_CHUNKS, "VALUE_PITCH") | indent(8) }}
 %% if problem.scales
-%% for i in range(SCALE_ITEMS)
-        if (thread + {{ i }}u * THREADS < 2u * TILE) {
-            tile_scales[thread + {{ i }}u * THREADS] = scale_{{ i }};
-        }
-%% endfor
+        tile_scales[thread] = scale_here;
 %% endif
         if (thread == 0u) {
             faded = 0u;
@@ -239,80 +248,63 @@ fn decode(
         {{ read_tile("tile + TILE") | indent(8) }}
 
         // Every subgroup sixteen keys: their products with all rows.
-%% for i in range(KEY_OWN)
-        {
-            let first = min(subgroup + {{ i * SUBGROUPS }}u, TILE / 16u - 1u);
-            var score = {{ matrices.zero() }};
+        var score = {{ matrices.zero() }};
 %% for c in range(HEAD_DIM // 16)
 %% if not HOLD_QUERY
-            let query_{{ c }} = {{ matrices.load("left", "query_rows", "%du" % (2 * c), "KEY_PITCH") }};
+        let query_{{ c }} = {{ matrices.load("left", queries, "%du" % (2 * c), "KEY_PITCH") }};
 %% endif
-            let keys_{{ c }} = {{ matrices.load("right", "key_tile", "first * 16u * KEY_PITCH + %du" % (2 * c), "KEY_PITCH", "col_major") }};
-            score = {{ matrices.multiply_add("query_%d" % c, "keys_%d" % c, "score") }};
+        let keys_{{ c }} = {{ matrices.load("right", "key_tile", "subgroup * 16u * KEY_PITCH + %du" % (2 * c), "KEY_PITCH", "col_major") }};
+        score = {{ matrices.multiply_add("query_%d" % c, "keys_%d" % c, "score") }};
 %% endfor
-            {{ matrices.store("score_rows", "4u * first", "SCORE_PITCH", "score") }};
-        }
-%% endfor
+        {{ matrices.store("score_rows", "4u * subgroup", "SCORE_PITCH", "score") }};
         workgroupBarrier();
 
-        // Every subgroup its heads, a lane pairs of keys. A maximum is followed only where it grew much.
-%% for j in range(OWN_HEADS)
-        if (g_{{ j }} < HEADS) {
-            let n = min(n_first + g_{{ j }}, n_last);
-            var high = MASKED;
-%% for i in range(PAIRS)
-            let at_{{ i }} = lane + {{ i }}u * LANES;
-            let s_{{ i }} = tile + 2u * at_{{ i }};
-            let four_{{ i }} = score_rows[g_{{ j }} * SCORE_PITCH + at_{{ i }} / 2u] + score_rows[(g_{{ j }} + 8u) * SCORE_PITCH + at_{{ i }} / 2u] / FINE;
-            let product_{{ i }} = query_unit_{{ j }} * select(four_{{ i }}.xy, four_{{ i }}.zw, at_{{ i }} % 2u == 1u);
+        let s = tile + 2u * member;
 %% if problem.scales
-            let key_scale_{{ i }} = vec2f(tile_scales[2u * at_{{ i }}], tile_scales[2u * at_{{ i }} + 1u]);
+        let key_scales_here = vec2f(tile_scales[2u * member], tile_scales[2u * member + 1u]);
+        let value_scales_here = vec2f(
+            select(0.0, tile_scales[TILE + 2u * member], s < keys.y),
+            select(0.0, tile_scales[TILE + 2u * member + 1u], s + 1u < keys.y),
+        );
 %% endif
-            let y_{{ i }} = vec2f(
-                logit_before(keys.y, {{ "key_scale_%d.x * " % i if problem.scales }}product_{{ i }}.x, b, n, s_{{ i }}, kept),
-                logit_before(keys.y, {{ "key_scale_%d.y * " % i if problem.scales }}product_{{ i }}.y, b, n, s_{{ i }} + 1u, kept),
+        // A maximum is followed only where it grew much.
+%% for r in range(ROUNDS)
+        {
+            let four = score_rows[g_{{ r }} * SCORE_PITCH + member / 2u] + score_rows[(g_{{ r }} + 8u) * SCORE_PITCH + member / 2u] / FINE;
+            let products = query_unit_{{ r }} * select(four.xy, four.zw, member % 2u == 1u){{ " * key_scales_here" if problem.scales }};
+            let y = vec2f(
+                logit_before(keys.y, products.x, b, n_{{ r }}, s, kept),
+                logit_before(keys.y, products.y, b, n_{{ r }}, s + 1u, kept),
             );
-            high = max(high, max(y_{{ i }}.x, y_{{ i }}.y));
-%% endfor
+            let high = max(y.x, y.y);
             var fade = 1.0;
-            let grew = subgroupAny(high > top_{{ j }} + SLACK);
+            let grew = subgroupAny(high > top_{{ r }} + SLACK);
             if (grew) {
-                high = max(subgroupMax(high), top_{{ j }});
-                fade = decay(top_{{ j }}, high);
-                total_{{ j }} *= fade;
-                top_{{ j }} = high;
+                let top = max(largest_of_head(high), top_{{ r }});
+                fade = decay(top_{{ r }}, top);
+                total_{{ r }} *= fade;
+                top_{{ r }} = top;
             }
-%% for i in range(PAIRS)
-            var w_{{ i }} = vec2f(weight(y_{{ i }}.x, top_{{ j }}), weight(y_{{ i }}.y, top_{{ j }}));
-            total_{{ j }} += w_{{ i }}.x + w_{{ i }}.y;
-%% endfor
+            var w = vec2f(weight(y.x, top_{{ r }}), weight(y.y, top_{{ r }}));
+            total_{{ r }} += w.x + w.y;
 %% if problem.scales
-            // Scaled weights are kept in a unit that the largest of them sets, so that float16 holds them all.
-            var far = 0.0;
-%% for i in range(PAIRS)
-            w_{{ i }} *= vec2f(
-                select(0.0, tile_scales[TILE + 2u * at_{{ i }}], s_{{ i }} < keys.y),
-                select(0.0, tile_scales[TILE + 2u * at_{{ i }} + 1u], s_{{ i }} + 1u < keys.y),
-            );
-            far = max(far, max(w_{{ i }}.x, w_{{ i }}.y));
-%% endfor
-            if (grew || subgroupAny(far * weight_unit_{{ j }} > 256.0)) {
-                reach_{{ j }} = max(reach_{{ j }} * fade, subgroupMax(far));
-                let unit_here = unit_of(reach_{{ j }});
-                fade = fade * unit_here / weight_unit_{{ j }};
-                weight_unit_{{ j }} = unit_here;
+            // Scaled weights are in a unit that the largest of them sets, so that float16 holds them all.
+            w *= value_scales_here;
+            let far = max(w.x, w.y);
+            if (subgroupAny(grew || ONE * far * weight_unit_{{ r }} > 32768.0)) {
+                reach_{{ r }} = max(reach_{{ r }} * fade, largest_of_head(far));
+                let unit_here = unit_of(reach_{{ r }});
+                fade = fade * unit_here / weight_unit_{{ r }};
+                weight_unit_{{ r }} = unit_here;
             }
+            w *= ONE * weight_unit_{{ r }};
+%% else
+            w *= ONE;
 %% endif
-%% for i in range(PAIRS)
-%% if problem.scales
-            w_{{ i }} *= weight_unit_{{ j }};
-%% endif
-            let whole_{{ i }} = pack2x16float(w_{{ i }});
-            weight_rows[g_{{ j }} * WEIGHT_PITCH + at_{{ i }} / 4u][at_{{ i }} % 4u] = whole_{{ i }};
-            weight_rows[(g_{{ j }} + 8u) * WEIGHT_PITCH + at_{{ i }} / 4u][at_{{ i }} % 4u] = pack2x16float(FINE * (w_{{ i }} - unpack2x16float(whole_{{ i }})));
-%% endfor
-            if (lane == 0u) {
-                fades[g_{{ j }}] = fade;
+            weight_rows[g_{{ r }} * WEIGHT_PITCH + member / 4u][member % 4u] = coarse_word(w);
+            weight_rows[(g_{{ r }} + 8u) * WEIGHT_PITCH + member / 4u][member % 4u] = fine_word(w);
+            if (member == 0u) {
+                fades[g_{{ r }}] = fade;
                 if (fade != 1.0) {
                     faded = 1u;
                 }
@@ -322,13 +314,13 @@ fn decode(
         // Matrices give no access to their elements, so they are rescaled where they can be: in workgroup memory.
         if (workgroupUniformLoad(&faded) != 0u) {
 %% for i in range(VALUE_OWN)
-            {{ matrices.store("score_rows", "64u * subgroup", "4u", "sum_%d" % i) }};
+            {{ matrices.store("score_rows", "16u * subgroup * SCORE_PITCH", "SCORE_PITCH", "sum_%d" % i) }};
             workgroupBarrier();
             for (var i = thread; i < 64u * SUBGROUPS; i += THREADS) {
-                score_rows[i] *= fades[i / 4u % 8u];
+                score_rows[i / 4u * SCORE_PITCH + i % 4u] *= fades[i / 4u % 8u];
             }
             workgroupBarrier();
-            sum_{{ i }} = {{ matrices.load("result", "score_rows", "64u * subgroup", "4u") }};
+            sum_{{ i }} = {{ matrices.load("result", "score_rows", "16u * subgroup * SCORE_PITCH", "SCORE_PITCH") }};
             workgroupBarrier();
 %% endfor
         }
@@ -346,25 +338,34 @@ fn decode(
         workgroupBarrier();
     }
 
-%% for i in range(VALUE_OWN)
-    {{ matrices.store("value_tile", "4u * column_%d" % i, "SUM_PITCH", "sum_%d" % i) }};
+%% for r in range(ROUNDS)
+    {
+        var total = total_{{ r }};
+%% for mask in (1, 2, 4, 8, 16)
+%% if mask < PAIRS
+        total += subgroupShuffleXor(total, {{ mask }}u);
+%% endif
 %% endfor
-%% for j in range(OWN_HEADS)
-    if (g_{{ j }} < HEADS) {
-        let total = subgroupAdd(total_{{ j }});
-        if (lane == 0u) {
-            tops[g_{{ j }}] = top_{{ j }};
-            totals[g_{{ j }}] = total;
-            fades[g_{{ j }}] = VALUE_UNIT{{ " * unit_of(weight_unit_%d)" % j if problem.scales }};
+        if (member == 0u) {
+            tops[g_{{ r }}] = top_{{ r }};
+            totals[g_{{ r }}] = total;
+            fades[g_{{ r }}] = VALUE_UNIT / ONE{{ " * unit_of(weight_unit_%d)" % r if problem.scales }};
         }
     }
 %% endfor
+%% for c in range(VALUE_DIM // 32)
+%% for half in range(2)
+{% set block = c + half * (VALUE_DIM // 32) if BYTES else 2 * c + half %}
+    if (subgroup == {{ block % SUBGROUPS }}u) {
+        {{ matrices.store("score_rows", "%du * SCORE_PITCH" % (16 * half), "SCORE_PITCH", "sum_%d" % (block // SUBGROUPS)) }};
+    }
+%% endfor
     workgroupBarrier();
-    for (var i = thread; i < HEADS * SUM_PITCH; i += THREADS) {
-        let g = i / SUM_PITCH;
-        let chunk = i % SUM_PITCH;
+    for (var i = thread; i < 8u * HEADS; i += THREADS) {
+        let g = i / 8u;
         if (n_first + g <= n_last) {
-            let sum = fades[g] * (sums_at(g, chunk) + sums_at(g + 8u, chunk) / FINE);
+            let chunk = {{ 8 * c }}u + i % 8u;
+            let sum = fades[g] * (sums_at(g, i % 8u) + sums_at(g + 8u, i % 8u) / FINE);
             var all_values = vec4f();
 %% if problem.empty_rows == "mean"
             if (ends_as_mean(b, 0u, totals[g])) {
@@ -374,6 +375,8 @@ fn decode(
             finish_chunk(part, b, 0u, n_first + g, tops[g], totals[g], chunk, sum, all_values);
         }
     }
+    workgroupBarrier();
+%% endfor
     if (thread < HEADS && n_first + thread <= n_last) {
         finish_row(part, b, 0u, n_first + thread, tops[thread], totals[thread]);
     }

@@ -45,7 +45,7 @@ def test_stored_types(dtype: str, layout: str) -> None:
 
 @pytest.mark.grid
 @DTYPE
-@pytest.mark.parametrize(("H", "Hv", "G"), [(64, 128, 1), (128, 64, 3), (112, 128, 8), (96, 48, 12), (16, 256, 5)])
+@pytest.mark.parametrize(("H", "Hv", "G"), [(64, 128, 1), (128, 64, 3), (160, 128, 8), (96, 64, 12), (16, 256, 5)])
 def test_head_dims_and_groups(dtype: str, H: int, Hv: int, G: int) -> None:
     compare(queries(2, 2 * G, H), cache_of(dtype, [150, 29], 152, H=H, Hv=Hv))
 

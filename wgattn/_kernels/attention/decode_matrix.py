@@ -10,61 +10,74 @@ from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, spl
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
-from wgattn._kernels.matrices import is_emulated, matrix_features, supports_matrices
+from wgattn._kernels.matrices import LANES, is_emulated, matrix_features, supports_matrices
 from wgattn._runtime.profile import DeviceProfile
 
 name = "decode_matrix"
 READ = (float16, float8_e4m3fn, float8_e5m2, int8)  # float16 holds their values exactly
 MAX_DIM = 256
 MOST_HEADS = 8  # a head is two rows of sixteen
-SUBGROUPS = 4  # of 32 lanes
-THREADS = 32 * SUBGROUPS
+SUBGROUPS = 1
 UNIT = 16  # bytes a read
-TILES = (64, 32)  # keys that are staged at once, as they are tried
-MOST_ITEMS = 8  # reads of a thread that are under way at once: they take its registers
 SPLIT_KEYS = 256  # a split has no fewer keys: the merge reads every split
 SLACK = 8.0  # how far a logit may lie above the running maximum
+HELD_DIM = 128  # the widest query rows that stay in registers
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a workgroup serves: `heads` query heads, `tile` keys at a time."""
+    """What a workgroup of `subgroups` serves: `heads` query heads, sixteen keys a subgroup at a time."""
 
     heads: int
-    tile: int
+    subgroups: int
     head_dim: int
     value_dim: int
     per_chunk: int  # elements that 16 bytes hold
     scales: bool
 
-    def items(self, dim: int) -> int:
-        """How many times 16 bytes of a tile a thread reads."""
-        return -(-self.tile * dim // (self.per_chunk * THREADS))
+    @property
+    def threads(self) -> int:
+        return LANES * self.subgroups
 
     @property
-    def score_quads(self) -> int:
-        """The logits of a tile, four at a time, or for each subgroup a matrix that is rescaled."""
-        return max(16 * (self.tile // 4 + 2), SUBGROUPS * 64)
+    def tile(self) -> int:
+        return 16 * self.subgroups
+
+    @property
+    def pairs(self) -> int:
+        """Lanes that share a head, two keys each."""
+        return self.tile // 2
+
+    @property
+    def holds_query(self) -> bool:
+        return self.head_dim <= HELD_DIM
+
+    @property
+    def score_pitch(self) -> int:
+        """float32 quads from one row of logits to the next: lanes that store side by side hit other banks."""
+        return self.tile // 4 + 2
+
+    @property
+    def scores(self) -> int:
+        return max(2, self.subgroups) * 16 * self.score_pitch
+
+    def items(self, dim: int) -> int:
+        """How many times 16 bytes of a tile a thread reads."""
+        return -(-self.tile * dim // (self.per_chunk * self.threads))
 
     @property
     def workgroup_bytes(self) -> int:
-        """Query rows, keys, values and weights in float16, rows padded by 16 bytes; logits, scales, a few a head."""
-        rows = (16 + self.tile) * (self.head_dim // 8 + 1) + self.tile * (self.value_dim // 8 + 1)
-        weights = 16 * (self.tile // 8 + 1)
-        return 16 * (rows + weights) + 16 * self.score_quads + (8 * self.tile if self.scales else 0) + 3 * 32 + 4
+        """Keys, values, query rows and weights in float16, rows padded by 16 bytes; logits, scales, a few a head."""
+        key_rows = self.tile + (0 if self.holds_query else 16)
+        rows = key_rows * (self.head_dim // 8 + 1) + self.tile * (self.value_dim // 8 + 1) + 16 * (self.tile // 8 + 1)
+        return 16 * (rows + self.scores) + (8 * self.tile if self.scales else 0) + 3 * 32 + 4
 
 
-def shape_of(problem: AttentionProblem, profile: DeviceProfile) -> Shape | None:
-    """The most keys a tile that workgroup memory and a thread's registers hold; None where none fits."""
+def shape_of(problem: AttentionProblem) -> Shape:
     blocks = -(-problem.group // MOST_HEADS)
     per_chunk = UNIT // problem.key_dtype.itemsize
-    for tile in TILES:
-        dims = problem.head_dim, problem.value_dim
-        shape = Shape(-(-problem.group // blocks), tile, *dims, per_chunk, problem.scales)
-        held = max(map(shape.items, dims)) <= MOST_ITEMS or tile == TILES[-1]
-        if held and shape.workgroup_bytes <= profile.limits.workgroup_bytes:
-            return shape
-    return None
+    dims = problem.head_dim, problem.value_dim
+    return Shape(-(-problem.group // blocks), SUBGROUPS, *dims, per_chunk, problem.scales)
 
 
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
@@ -75,18 +88,15 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
         return unsupported(f"it reads types that float16 holds, the same for key and value, not {' and '.join(stored)}")
     if problem.rope is not None:
         return unsupported("it reads keys as they stand, and RoPE turns them")
-    if max(problem.head_dim, problem.value_dim) > MAX_DIM:
-        return unsupported(f"it takes head dims up to {MAX_DIM}")
+    if max(problem.head_dim, problem.value_dim) > MAX_DIM or problem.value_dim % 32:
+        return unsupported(f"it takes head dims up to {MAX_DIM}, of values in multiples of 32")
     if not problem.exact_dims or problem.aligned != UNIT:
         return unsupported(f"it reads {UNIT} bytes at a time, and rows of key and value do not start and end with them")
     units = supports_matrices(profile)
     if not units:
         return units
-    shape = shape_of(problem, profile)
-    if shape is None:
+    if shape_of(problem).workgroup_bytes > profile.limits.workgroup_bytes:
         return unsupported(f"its tiles need more than {profile.limits.workgroup_bytes:,} bytes of workgroup memory")
-    if profile.limits.invocations < THREADS:
-        return unsupported(f"it needs workgroups of {THREADS} threads")
     return enough_buffers(problem, profile)
 
 
@@ -97,11 +107,10 @@ def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
-    shape = _shape(problem, profile)
-    lanes = profile.team  # 32, but where matrix units are emulated
+    shape = shape_of(problem)
     stored = short_name(problem.key_dtype)
     widened = 256.0 if stored == "f8e4m3" else 1.0  # its staged values are that much too small
-    own = (f"n{shape.heads}k{shape.tile}", *((f"emulated{lanes}",) if is_emulated(profile) else ()))
+    own = (f"n{shape.heads}k{shape.tile}", *(("emulated",) if is_emulated(profile) else ()))
     return Variant(
         family=name,
         name=variant_name(name, problem, partial, *own),
@@ -110,29 +119,24 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             *constants(problem, partial, unit=UNIT),
             ("EMULATED", is_emulated(profile)),
             ("STORED", stored),
-            ("THREADS", THREADS),
-            ("LANES", lanes),
-            ("CREWS", THREADS // lanes),
-            ("SUBGROUPS", SUBGROUPS),
+            ("THREADS", shape.threads),
+            ("SUBGROUPS", shape.subgroups),
             ("HEADS", shape.heads),
-            ("OWN_HEADS", -(-shape.heads // (THREADS // lanes))),
             ("TILE", shape.tile),
-            ("PAIRS", shape.tile // (2 * lanes)),
+            ("PAIRS", shape.pairs),
+            ("ROUNDS", -(-shape.heads * shape.pairs // shape.threads)),
             ("PER_CHUNK", shape.per_chunk),
             ("KEY_CHUNKS", problem.head_dim // shape.per_chunk),
             ("VALUE_CHUNKS", problem.value_dim // shape.per_chunk),
             ("KEY_ITEMS", shape.items(problem.head_dim)),
             ("VALUE_ITEMS", shape.items(problem.value_dim)),
-            ("SCALE_ITEMS", -(-2 * shape.tile // THREADS)),
             ("KEY_PITCH", problem.head_dim // 8 + 1),
             ("VALUE_PITCH", problem.value_dim // 8 + 1),
             ("WEIGHT_PITCH", shape.tile // 8 + 1),
-            ("SCORE_PITCH", shape.tile // 4 + 2),
-            ("SUM_PITCH", problem.value_dim // 4),
-            ("SCORES", shape.score_quads),
-            ("KEY_OWN", -(-shape.tile // (16 * SUBGROUPS))),
-            ("VALUE_OWN", -(-problem.value_dim // (16 * SUBGROUPS))),
-            ("HOLD_QUERY", problem.head_dim <= 128),
+            ("SCORE_PITCH", shape.score_pitch),
+            ("SCORES", shape.scores),
+            ("VALUE_OWN", -(-problem.value_dim // shape.tile)),
+            ("HOLD_QUERY", shape.holds_query),
             ("KEY_UNIT", widened),
             ("VALUE_UNIT", widened),
             ("SLACK", SLACK),
@@ -146,7 +150,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
 
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
-    shape = _shape(problem, profile)
+    shape = shape_of(problem)
     head_blocks = -(-problem.group // shape.heads)
 
     def workgroups(box: Box) -> int:
@@ -165,16 +169,10 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
     )
 
 
-def _shape(problem: AttentionProblem, profile: DeviceProfile) -> Shape:
-    shape = shape_of(problem, profile)
-    assert shape is not None, "supports() was asked first"
-    return shape
-
-
 def _max_keys(problem: AttentionProblem, shape: Shape, profile: DeviceProfile) -> int | None:
     """How many keys fit in the loop turns an invocation has; rescaling loops, and a row without keys over V besides."""
     turns = profile.limits.loop_turns
     if turns is None:
         return None
-    a_tile = 1 + 2 * -(-problem.value_dim // 64) + (shape.tile // 8 * 9 if problem.empty_rows == "mean" else 0)
+    a_tile = 1 + 3 * -(-problem.value_dim // shape.tile) + (shape.tile // 8 * 9 if problem.empty_rows == "mean" else 0)
     return max((turns - 4096) // a_tile, 1) * shape.tile
