@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 
 from wgattn._array import Array, asarray
-from wgattn._cache import ARRAYS, KVCache
+from wgattn._cache import LEAVES, KVCache
 from wgattn._cache_form import CacheForm, Sizes
 from wgattn._dtypes import float32, int32
 from wgattn._errors import UnsupportedError
@@ -74,7 +74,7 @@ class CacheHandle:
                 "a cache handle is made outside of what JAX traces: a traced function would make one cache, once, for "
                 "all of its calls. Give the handle to the function"
             )
-        given = {name: getattr(cache, name) for name in ARRAYS}
+        given = {name: getattr(cache, name) for name in LEAVES}
         arrays = {name: None if x is None else x if isinstance(x, Array) else asarray(x) for name, x in given.items()}
         cache = replace(cache, **arrays)
         lengths = np.asarray(cache.lengths)
