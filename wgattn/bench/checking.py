@@ -11,6 +11,7 @@ from wgattn._validate.measure import chosen_rows, measure
 from wgattn.bench.workload import DTYPES, Workload
 
 LOGITS = 1 << 24  # that are compared with the reference; rows are sampled above
+DECODE_LOGITS = 1 << 22
 ARRAYS = ("query", "key", "value", "bias", "mask", "sinks", "query_seq_lengths", "key_value_seq_lengths")
 
 
@@ -51,16 +52,17 @@ def backward(workload: Workload, arrays: dict[str, np.ndarray], logits: int = LO
     return Right(values, (queries, keys, keys), tolerance(DTYPES[workload.dtype], workload.S, gradient=True))
 
 
-def decode(workload: Workload, arrays: dict[str, np.ndarray], cache: str | None) -> Right:
+def decode(workload: Workload, arrays: dict[str, np.ndarray], cache: str | None, logits: int = DECODE_LOGITS) -> Right:
     """Of the call's result over what a cache of dtype `cache` stores; None: over the keys and values as they are.
 
-    All sequences hold the same tokens, so that one of them serves.
+    All sequences hold the same tokens: one of them serves as many queries as hold `logits`, evenly spaced.
     """
+    chosen = chosen_rows(1, workload.N, workload.B, workload.S, logits)
     keys, values = arrays["key"], arrays["value"]
     if cache is not None:
         keys, values = (dequantise(*quantise(x, cache), x.shape[-1], cache) for x in (keys, values))
-    out = attention(arrays["query"].swapaxes(0, 1), keys, values).out.swapaxes(0, 1)
-    return Right((out,), ((),), tolerance(DTYPES[workload.dtype], workload.S))
+    out = attention(arrays["query"][chosen].swapaxes(0, 1), keys, values).out.swapaxes(0, 1)
+    return Right((out,), ((chosen,),), tolerance(DTYPES[workload.dtype], workload.S))
 
 
 def _static(workload: Workload) -> dict[str, object]:

@@ -39,7 +39,9 @@ def preset_for(profile: DeviceProfile) -> Preset:
 
 
 def single(command: Command, workload: Workload, plain: bool) -> tuple[Case, ...]:
-    """The one row of a call that somebody gave."""
+    """The one row of a call that somebody gave. Raises ValueError for decode of more than one token."""
+    if command == "decode" and workload.T != 1:
+        raise ValueError(f"decode is timed with one query a sequence, T = 1; got T = {workload.T}: see bench forward")
     beside = (("wgattn plain", replace(workload, implementation="plain")),) if plain else ()
     return (Case(command, "given", workload, beside),)
 
