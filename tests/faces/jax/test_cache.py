@@ -15,6 +15,7 @@ from jax import lax
 
 import wgattn
 from tests.calls.caches import DTYPES, held, right
+from tests.faces.jax import programs
 from tests.faces.jax.compare import normal
 from tests.tolerance import check
 from wgattn import KVCache, _run, _runtime, masks
@@ -525,6 +526,43 @@ def test_several_layers_in_one_program() -> None:
         assert np.array_equal(np.asarray(out), np.asarray(wanted))
     for cache in caches.values():
         cache.free()
+
+
+@pytest.mark.device
+def test_a_handle_goes_through_cond(handle: CacheHandle) -> None:
+    _, key, value = rows(0, 3)
+
+    @jax.jit
+    def maybe(handle: CacheHandle, wanted: bool) -> CacheHandle:
+        return lax.cond(wanted, lambda handle: append(handle, key, value), lambda handle: handle, handle)
+
+    for wanted, length in ((True, 3), (False, 3), (True, 6)):
+        handle = maybe(handle, wanted)
+        assert handle.lengths.tolist() == [length, length]
+
+
+@pytest.mark.device
+def test_a_process_may_end_right_after_an_append_and_a_forked_child_is_told() -> None:
+    code = """
+import os, warnings
+warnings.simplefilter("ignore")
+handle, x = wgattn.jax.CacheHandle.create(1, 600, 4, 64), normal(1, 512, 4, 64)
+grow = jax.jit(wgattn.jax.append)
+jax.block_until_ready(grow(handle, x, x))
+child = os.fork()
+if child == 0:
+    try:
+        jax.block_until_ready(grow(handle, x, x))
+    except Exception as error:
+        print("told:", "spawn" in str(error), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+grow(handle, x, x)
+print("called")
+"""
+    said = programs.check(code)
+    assert "told: True" in said
+    assert "called" in said
 
 
 @pytest.mark.device
