@@ -566,6 +566,25 @@ print("called")
 
 
 @pytest.mark.device
+def test_where_jax_has_another_device_than_the_cpu(handle: CacheHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the callback is `io_callback`, whose arrays come through the host: it is called though nobody asks."""
+    monkeypatch.setattr(lax, "platform_dependent", lambda *arrays, cpu, default: default(*arrays))
+    new = rows(0, 3)
+
+    @jax.jit
+    def both(handle: CacheHandle) -> tuple[CacheHandle, jax.Array]:
+        append(handle, *(jnp.zeros_like(x) for x in new[1:]))  # its result is not used
+        return step(handle, new)
+
+    text = str(jax.make_jaxpr(both)(handle))
+    assert text.count("io_callback[") == 3
+    assert "buffer_callback" not in text
+    grown, out = step(handle, new)
+    assert grown.lengths.tolist() == [3, 3]
+    check(np.asarray(out), np.asarray(jax.nn.dot_product_attention(*new, is_causal=True)))
+
+
+@pytest.mark.device
 def test_threads_with_caches_of_their_own() -> None:
     """Arrays large enough for JAX to move with threads of the pool that callbacks wait in."""
     T = 300
