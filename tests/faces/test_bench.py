@@ -241,7 +241,7 @@ def test_other_commands_time_a_call_that_is_given(command: str, monkeypatch: pyt
 def test_device_clock_counts_repeated_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's calls are timed many in one submit; a CPU adapter with timestamps stands in for one."""
     from wgattn import _runtime
-    from wgattn.bench.contestants import forward
+    from wgattn.bench.calls import forward
 
     profile = _runtime.current_profile()
     if not profile.timestamps:

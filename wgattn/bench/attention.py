@@ -11,10 +11,11 @@ import numpy as np
 
 import wgattn
 from wgattn import _runtime
-from wgattn.bench import checking, contestants
+from wgattn.bench import calls, checking
+from wgattn.bench.calls import Ours
 from wgattn.bench.ceilings import Ceilings, sample_seconds
 from wgattn.bench.checking import Right
-from wgattn.bench.contestants import Absent, Contestant, Ours
+from wgattn.bench.contestants import Absent, Contestant
 from wgattn.bench.peers import PEERS
 from wgattn.bench.report import Peer, Row
 from wgattn.bench.timing import medians
@@ -70,27 +71,25 @@ def attention_row(case: Case, ceilings: Ceilings, peers: tuple[str, ...], pace: 
     right = _right(case, case.workload, arrays, pace.logits)
     done("wgattn")
     ours = _ours(case.command, case.workload, arrays)
-    entrants = {"wgattn": Entrant(ours.contestant("wgattn", profile), right)}
-    absent: dict[str, str] = {}
-    for name, enter in _others(case, arrays, peers, pace, right).items():
-        done(name)
-        try:
-            entrant = enter()
-            entrants[entrant.contestant.name] = entrant
-        except Exception as reason:  # one that breaks takes nothing from the others
-            absent[name] = _reason(reason)
-    errors: dict[str, tuple[float, bool]] = {}
-    for name, entrant in entrants.items():
-        done(f"checking {name}")
-        errors[name] = entrant.right.error(entrant.contestant.results())
-    error, ok = errors["wgattn"]
+    contestants = {"wgattn": ours.contestant("wgattn", profile)}
+    error, ok = right.error(contestants["wgattn"].results())
     if not ok:
         raise wgattn.ValidationError(
             f"{ours.variant} is off by {error:.3g} (at most {right.allowed.most:.3g}): nothing is timed. "
             "`wgattn validate` checks the adapter; please report this with `wgattn info --json`"
         )
+    errors: dict[str, tuple[float, bool]] = {}
+    absent: dict[str, str] = {}
+    for name, enter in _others(case, arrays, peers, pace, right).items():
+        done(name)
+        try:
+            entrant = enter()
+            errors[entrant.contestant.name] = entrant.right.error(entrant.contestant.results())
+            contestants[entrant.contestant.name] = entrant.contestant
+        except Exception as reason:  # one that breaks takes nothing from the others
+            absent[name] = _reason(reason)
     found = medians(
-        {name: entrant.contestant.seconds for name, entrant in entrants.items()},
+        {name: contestant.seconds for name, contestant in contestants.items()},
         pace.rounds,
         pace.warm_up,
         None if profile.is_cpu else min(pace.warm_up, 0.05),  # all are on one GPU, whose clocks stay up
@@ -99,7 +98,7 @@ def attention_row(case: Case, ceilings: Ceilings, peers: tuple[str, ...], pace: 
     )
     seconds = found.pop("wgattn")
     figures = tuple(Peer(name, median, *errors[name]) for name, median in found.items())
-    del entrants
+    del contestants
     gc.collect()  # peers hold gigabytes in cycles
     row = Row(
         case.command, case.name, case.workload.name, ours.variant, seconds, peers=figures, absent=absent, error=error
@@ -147,7 +146,7 @@ def _right(case: Case, workload: Workload, arrays: Arrays, logits: int) -> Right
 
 
 def _ours(command: Command, workload: Workload, arrays: Arrays) -> Ours:
-    make = {"forward": contestants.forward, "backward": contestants.backward, "decode": contestants.decode}
+    make = {"forward": calls.forward, "backward": calls.backward, "decode": calls.decode}
     return make[command](workload, arrays)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import wgattn
 from wgattn import _run, _runtime
 from wgattn._reference import tolerance
+from wgattn.bench.calls import forward
 from wgattn.bench.ceilings import sample_seconds
-from wgattn.bench.contestants import forward
 from wgattn.bench.peers.jax_nn import jax_device, jax_forward
 from wgattn.bench.report import Peer, Row
 from wgattn.bench.timing import by_wall, medians, warmed
@@ -60,7 +60,8 @@ class Bridge:
     def row(self) -> Row:
         """The same as a row of a report."""
         named = ("upload", "gpu", "download", "empty", "argument_copies", "result_copy", "callback", "unavoidable")
-        figures = {f"{name}_s": getattr(self, name) for name in named} | {"over_unavoidable": self.ratio}
+        figures = {f"{name}_s": float(getattr(self, name)) for name in named} | {"over_unavoidable": self.ratio}
+        figures |= {"argument_bytes": self.argument_bytes, "result_bytes": self.result_bytes}
         peers = () if self.peer is None else (Peer(f"jax.nn XLA {self.jax_device}", self.peer, 0.0, True),)
         return Row(
             "bridge", "inside jax.jit, host to host", self.call, self.variant, self.total, peers=peers, figures=figures

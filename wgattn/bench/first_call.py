@@ -13,7 +13,7 @@ import numpy as np
 import wgattn
 from wgattn import _runtime
 from wgattn.bench.attention import Told
-from wgattn.bench.contestants import Ours, forward
+from wgattn.bench.calls import Ours, forward
 from wgattn.bench.report import Row
 from wgattn.bench.timing import Sampler, medians
 from wgattn.bench.workload import Workload

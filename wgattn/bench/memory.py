@@ -1,7 +1,7 @@
 """What a call needs on the device beyond its inputs and outputs, and what many calls leave behind."""
 
 from wgattn import _runtime
-from wgattn.bench import contestants
+from wgattn.bench import calls
 from wgattn.bench.attention import Command, Told
 from wgattn.bench.report import Row
 from wgattn.bench.workload import Workload
@@ -14,7 +14,7 @@ def memory_row(command: Command, workload: Workload, done: Told = str) -> Row:
 
     `scores_bytes` is what a float32 T x S buffer would take.
     """
-    make = {"forward": contestants.forward, "backward": contestants.backward, "decode": contestants.decode}[command]
+    make = {"forward": calls.forward, "backward": calls.backward, "decode": calls.decode}[command]
     arrays = workload.arrays()
     if command == "backward":
         arrays["cotangent"] = arrays["query"]
