@@ -127,23 +127,18 @@ fn decode(
 %% endfor
 %% endfor
 
-        let own_s = first + own_key;
-%% for o in own
-        var y_{{ o }} = MASKED;
-%% endfor
+        // Without a branch: the compiler may then read values before it has the logits.
+        let own_s = min(first + own_key, keys.y - 1u);
+        let there = first + own_key < keys.y;
 %% if SCALED
-        var value_scale = 0.0;
-%% endif
-        if (own_s < keys.y) {
-%% if SCALED
-            let scales_here = scales_at(b, key_slot(b, own_s), k);
-            let key_scale = scales[scales_here];
-            value_scale = {{ "select(0.0, scales[scales_here + 1u], key_there(b, own_s))" if problem.paged else "scales[scales_here + 1u]" }};
+        let scales_here = scales_at(b, key_slot(b, own_s), k);
+        let key_scale = scales[scales_here];
+        let value_scale = {{ "select(0.0, scales[scales_here + 1u], key_there(b, own_s))" if problem.paged else "scales[scales_here + 1u]" }};
 %% endif
 %% for o in own
-            y_{{ o }} = logit({{ "key_scale * " if SCALED }}{{ x(steps | length - 1, 0, o) }}, b, min(n_first + own_head + {{ o }}u, n_last), 0u, own_s, kept);
+        let kept_{{ o }} = logit({{ "key_scale * " if SCALED }}{{ x(steps | length - 1, 0, o) }}, b, min(n_first + own_head + {{ o }}u, n_last), 0u, own_s, kept);
+        let y_{{ o }} = select(MASKED, kept_{{ o }}, there);
 %% endfor
-        }
 
         // A maximum is followed where it grew much: sums stay far from overflow, and rescaling is rare.
         if (subgroupAny({% for o in own %}{{ " || " if o }}y_{{ o }} > own_top_{{ o }} + SLACK{% endfor %})) {
