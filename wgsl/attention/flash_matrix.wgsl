@@ -19,10 +19,10 @@
 {# The same number of the lane that has the other half of a row. #}
 {% macro other_half(value) %}{{ "other_half(thread, " ~ value ~ ")" if EMULATED else "subgroupShuffleXor(" ~ value ~ ", 16u)" }}{% endmacro %}
 
-// BUFFERS · TILE_K · KEY_PITCH · 16 bytes; at first Q, by turns
-var<workgroup> key_tile: array<vec4u, BUFFERS * TILE_K * KEY_PITCH>;
-// BUFFERS · TILE_K · VALUE_PITCH · 16 bytes
-var<workgroup> value_tile: array<vec4u, BUFFERS * TILE_K * VALUE_PITCH>;
+// TILE_K · KEY_PITCH · 16 bytes; at first Q, by turns
+var<workgroup> key_tile: array<vec4u, TILE_K * KEY_PITCH>;
+// TILE_K · VALUE_PITCH · 16 bytes
+var<workgroup> value_tile: array<vec4u, TILE_K * VALUE_PITCH>;
 // SUBGROUPS · SCORES · 16 bytes: matrices of logits or sums on their way to the lanes
 var<workgroup> scores: array<vec4f, SUBGROUPS * SCORES>;
 // SUBGROUPS · WEIGHTS · 16 bytes: the weights of one block of rows
@@ -199,20 +199,103 @@ fn flash_matrix(
 %% endfor
 %% endfor
     var started = false;
-{% set buffer = "buffer * TILE_K" if BUFFERS == 2 else "0u" %}
+{# K or V of a tile, read into registers. #}
 {% macro fetch(name, words, pieces, tile) %}
+%% if unit
+{% if not problem.paged %}
+        if ({{ tile }} + TILE_K <= keys.y) {
 %% for i in range(pieces)
+%% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words
+            if (thread + {{ i }}u * WORKGROUP < TILE_K * {{ words }}u)
+%% endif
+            {
+                let i = thread + {{ i }}u * WORKGROUP;
+                {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, {{ tile }} + i / {{ words }}u) * {{ name }}_step + i % {{ words }}u];
+            }
+%% endfor
+        } else {
+{% else %}
+        {
+{% endif %}
+%% for i in range(pieces)
+            {
+                let i = thread + {{ i }}u * WORKGROUP;
+                let s = {{ tile }} + i / {{ words }}u;
+                {{ name }}_{{ i }} = vec4u();
+                if (i < TILE_K * {{ words }}u && s < keys.y{{ " && key_there(b, s)" if problem.paged and name == "value" }}) {
+                    {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, s) * {{ name }}_step + i % {{ words }}u];
+                }
+            }
+%% endfor
+        }
+%% endif
+{% endmacro %}
+{# K or V of a tile into workgroup memory, from registers, or element by element from storage. #}
+{% macro put(name, pitch, words, pieces, tile) %}
+%% if unit
+%% for i in range(pieces)
+%% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words
+        if (thread + {{ i }}u * WORKGROUP < TILE_K * {{ words }}u)
+%% endif
         {
             let i = thread + {{ i }}u * WORKGROUP;
-            let s = {{ tile }} + i / {{ words }}u;
-            {{ name }}_{{ i }} = vec4u();
-            if ({% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words %}i < TILE_K * {{ words }}u && {% endif %}s < keys.y{{ " && key_there(b, s)" if problem.paged and name == "value" }}) {
-                {{ name }}_{{ i }} = {{ name }}[{{ name }}_row(b, key_slot(b, s), k) / 8u + i % {{ words }}u];
-            }
+            {{ name }}_tile[i / {{ words }}u * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
         }
+%% endfor
+%% else
+        for (var i = thread; i < TILE_K * {{ words }}u; i += WORKGROUP) {
+            let staged = i / {{ words }}u;
+            let chunk = i % {{ words }}u;
+            let s = {{ tile }} + staged;
+%% if name == "key"
+            {{ stage("key", "s < keys.y", "key_row(b, key_slot(b, s), k)", "key_position(b, s)", "staged") }}
+%% else
+            var words = vec4u();
+            if (s < keys.y && key_there(b, s)) {
+                let at = value_row(b, key_slot(b, s), k);
+                words = eight(load_value(at, 2u * chunk), load_value(at, 2u * chunk + 1u));
+            }
+            value_tile[staged * {{ pitch }} + chunk] = words;
+%% endif
+        }
+%% endif
+{% endmacro %}
+{% macro fetch_key(tile) %}{{ fetch("key", HEAD_EIGHTS, KEY_PIECES, tile) }}{% endmacro %}
+{% macro fetch_value(tile) %}{{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, tile) }}{% endmacro %}
+{% macro put_key(tile) %}{{ put("key", "KEY_PITCH", HEAD_EIGHTS, KEY_PIECES, tile) }}{% endmacro %}
+{% macro put_value(tile) %}{{ put("value", "VALUE_PITCH", VALUE_EIGHTS, VALUE_PIECES, tile) }}{% endmacro %}
+{% macro own(tile) %}{{ "true" if EMULATED else "%s < own_keys.y && %s + TILE_K > own_keys.x" % (tile, tile) }}{% endmacro %}
+{# The products of Q and the K that lies there, into matrices s_… #}
+{% macro products(name) %}
+%% for r in blocks
+%% for t in key_blocks
+            {{ name }}_{{ r }}_{{ t }} = {{ matrices.zero() }};
+%% endfor
+%% endfor
+%% for c in head_steps
+%% for t in key_blocks
+            {
+                let k_part = {{ matrices.load("right", "key_tile", "%du * KEY_PITCH + %du" % (16 * t, 2 * c), "KEY_PITCH", "col_major") }};
+%% for r in blocks
+                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_part", "%s_%d_%d" % (name, r, t)) }};
+%% endfor
+%% if PARTS == 2
+                let k_rest = {{ matrices.load("right", "key_tile", "%du * KEY_PITCH + %du" % (16 * t, 2 * (HEAD_STEPS + c)), "KEY_PITCH", "col_major") }};
+%% for r in blocks
+                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, HEAD_STEPS + c), "k_part", "%s_%d_%d" % (name, r, t)) }};
+                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_rest", "%s_%d_%d" % (name, r, t)) }};
+%% endfor
+%% endif
+            }
+%% endfor
 %% endfor
 {% endmacro %}
 %% if unit
+    // Where row 0 of this head would lie, and how far one is from the next, in words of eight elements.
+    let key_base = key_row(b, 0u, k) / 8u;
+    let key_step = parameters.key_s / 8u;
+    let value_base = value_row(b, 0u, k) / 8u;
+    let value_step = parameters.value_s / 8u;
 %% for i in range(KEY_PIECES)
     var key_{{ i }} = vec4u();
 %% endfor
@@ -220,80 +303,60 @@ fn flash_matrix(
     var value_{{ i }} = vec4u();
 %% endfor
 %% endif
+%% for r in blocks
+%% for t in key_blocks
+    var s_{{ r }}_{{ t }} = {{ matrices.zero() }};
+%% endfor
+%% endfor
 
     var tile = keys.x;
 %% if problem.segments
-    var k_ids = vec2i();
-    tile = next_tile(b, tile, keys.y, q_ids, &k_ids);
+    var ids = vec2i();
+    tile = next_tile(b, tile, keys.y, q_ids, &ids);
+    var next_ids = ids;
+    var next = next_tile(b, tile + TILE_K, keys.y, q_ids, &next_ids);
+%% else
+    var next = tile + TILE_K;
 %% endif
-%% if unit and AHEAD
-    if (tile < keys.y) {
-        {{ fetch("key", HEAD_EIGHTS, KEY_PIECES, "tile") }}
-        {{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, "tile") }}
-    }
-%% endif
-%% if BUFFERS == 2
-    var buffer = 0u;
+%% if EARLY
+    // Products are made a step ahead, so that they are under way while weights are made.
+    {{ fetch_key("tile") }}
     workgroupBarrier();
+    {{ put_key("tile") }}
+    workgroupBarrier();
+%% if AHEAD
+    {{ fetch_key("next") }}
+    {{ fetch_value("tile") }}
+%% endif
+    if ({{ own("tile") }}) {
+        {{ products("s") }}
+    }
+%% elif AHEAD
+    {{ fetch_key("tile") }}
+    {{ fetch_value("tile") }}
 %% endif
     while (tile < keys.y) {
-%% if unit and not AHEAD
-        {{ fetch("key", HEAD_EIGHTS, KEY_PIECES, "tile") }}
-        {{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, "tile") }}
+%% if not AHEAD
+        {{ fetch_key("next" if EARLY else "tile") }}
+        {{ fetch_value("tile") }}
 %% endif
-%% if BUFFERS == 1
         workgroupBarrier();
-%% endif
-%% if unit
-%% for name, pitch, words, pieces in (("key", "KEY_PITCH", HEAD_EIGHTS, KEY_PIECES), ("value", "VALUE_PITCH", VALUE_EIGHTS, VALUE_PIECES))
-%% for i in range(pieces)
-        {
-            let i = thread + {{ i }}u * WORKGROUP;
-%% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words
-            if (i < TILE_K * {{ words }}u)
-%% endif
-            {
-                {{ name }}_tile[({{ buffer }} + i / {{ words }}u) * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
-            }
-        }
-%% endfor
-%% endfor
-%% else
-        for (var i = thread; i < TILE_K * HEAD_EIGHTS; i += WORKGROUP) {
-            let s = tile + i / HEAD_EIGHTS;
-            let chunk = i % HEAD_EIGHTS;
-            {{ stage("key", "s < keys.y", "key_row(b, key_slot(b, s), k)", "key_position(b, s)", "(" ~ buffer ~ " + s - tile)") }}
-        }
-        for (var i = thread; i < TILE_K * VALUE_EIGHTS; i += WORKGROUP) {
-            let s = tile + i / VALUE_EIGHTS;
-            let chunk = i % VALUE_EIGHTS;
-            var words = vec4u();
-            if (s < keys.y && key_there(b, s)) {
-                let at = value_row(b, key_slot(b, s), k);
-                words = eight(load_value(at, 2u * chunk), load_value(at, 2u * chunk + 1u));
-            }
-            value_tile[({{ buffer }} + s - tile) * VALUE_PITCH + chunk] = words;
-        }
-%% endif
+        {{ put_key("next" if EARLY else "tile") }}
+        {{ put_value("tile") }}
         workgroupBarrier();
 %% if problem.segments
-        let here_ids = k_ids;
-        let next = next_tile(b, tile + TILE_K, keys.y, q_ids, &k_ids);
+        let here_ids = ids;
+        ids = next_ids;
+        let after = next_tile(b, next + TILE_K, keys.y, q_ids, &next_ids);
 %% else
-        let next = tile + TILE_K;
+        let after = next + TILE_K;
 %% endif
-%% if unit and AHEAD
-        if (next < keys.y) {
-            {{ fetch("key", HEAD_EIGHTS, KEY_PIECES, "next") }}
-            {{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, "next") }}
-        }
+%% if AHEAD
+        {{ fetch_key("after" if EARLY else "next") }}
+        {{ fetch_value("next") }}
 %% endif
 
-%% if not EMULATED
-        if (tile < own_keys.y && tile + TILE_K > own_keys.x) {
-%% else
-        {
-%% endif
+        if ({{ own("tile") }}) {
 %% if problem.bias is none and not problem.mask
             var whole = tile + TILE_K <= keys.y && block_keeps(b, min(own_first, own_last), own_last, tile, tile + TILE_K);
 %% if problem.segments
@@ -302,28 +365,9 @@ fn flash_matrix(
 %% else
             let whole = false;
 %% endif
-%% for r in blocks
-%% for t in key_blocks
-            var s_{{ r }}_{{ t }} = {{ matrices.zero() }};
-%% endfor
-%% endfor
-%% for c in head_steps
-%% for t in key_blocks
-            {
-                let k_part = {{ matrices.load("right", "key_tile", "(%s + %du) * KEY_PITCH + %du" % (buffer, 16 * t, 2 * c), "KEY_PITCH", "col_major") }};
-%% for r in blocks
-                s_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_part", "s_%d_%d" % (r, t)) }};
-%% endfor
-%% if PARTS == 2
-                let k_rest = {{ matrices.load("right", "key_tile", "(%s + %du) * KEY_PITCH + %du" % (buffer, 16 * t, 2 * (HEAD_STEPS + c)), "KEY_PITCH", "col_major") }};
-%% for r in blocks
-                s_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, HEAD_STEPS + c), "k_part", "s_%d_%d" % (r, t)) }};
-                s_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_rest", "s_%d_%d" % (r, t)) }};
-%% endfor
+%% if not EARLY
+            {{ products("s") }}
 %% endif
-            }
-%% endfor
-%% endfor
 %% for r in blocks
             var factor_{{ r }} = scale;
 %% for turn in range(KEY_BLOCKS // SLOTS)
@@ -387,6 +431,9 @@ fn flash_matrix(
 %% endfor
                 }
             }
+%% if EARLY and loop.last
+            {{ products("s") }}
+%% endif
             // Where no key was kept yet, what is masked is far below 0 too.
             let base_{{ r }} = select(top_{{ r }}, 0.0, top_{{ r }} == MASKED);
             {{ settle() }}
@@ -408,7 +455,7 @@ fn flash_matrix(
 %% for t in key_blocks
 %% for c in value_steps
             {
-                let v_part = {{ matrices.load("right", "value_tile", "(%s + %du) * VALUE_PITCH + %du" % (buffer, 16 * t, 2 * c), "VALUE_PITCH") }};
+                let v_part = {{ matrices.load("right", "value_tile", "%du * VALUE_PITCH + %du" % (16 * t, 2 * c), "VALUE_PITCH") }};
 %% for r in blocks
                 o_{{ r }}_{{ c }} = {{ matrices.multiply_add("p_%d_%d" % (r, t), "v_part", "o_%d_%d" % (r, c)) }};
 %% endfor
@@ -417,10 +464,13 @@ fn flash_matrix(
 %% endfor
             started = true;
         }
-        tile = next;
-%% if BUFFERS == 2
-        buffer = 1u - buffer;
+%% if EARLY and not EMULATED
+        else if ({{ own("next") }}) {
+            {{ products("s") }}
+        }
 %% endif
+        tile = next;
+        next = after;
     }
 
 %% for r in blocks

@@ -51,7 +51,7 @@ def test_option(option: str, here: DeviceProfile) -> None:
 @pytest.mark.device
 @pytest.mark.parametrize(
     "small",
-    [Tile(1, 2, 16), Tile(2, 1, 32, slots=2), Tile(1, 1, 16, buffers=2), Tile(3, 1, 16, ahead=False)],
+    [Tile(1, 2, 16), Tile(2, 1, 32, slots=2), Tile(1, 1, 16, early=False), Tile(3, 1, 16, ahead=False)],
     indirect=True,
     ids=str,
 )

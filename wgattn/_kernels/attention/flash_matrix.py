@@ -24,16 +24,16 @@ SLACK = 8.0  # how far a logit may lie above the running maximum
 class Tile:
     """`subgroups` of a workgroup with `blocks` times 16 query rows each, and `keys` a step.
 
-    K and V have one buffer, or two so that one barrier a step is enough; with `ahead` they are read from storage a step
-    early. `slots` matrices of logits at a time are exchanged.
+    `slots` matrices of logits at a time are exchanged. With `ahead`, K and V are read from storage a step before they are
+    staged; with `early`, logits are made a step before their weights.
     """
 
     subgroups: int
     blocks: int
     keys: int
-    buffers: int = 1
-    ahead: bool = True
     slots: int = 1
+    ahead: bool = True
+    early: bool = True
 
     @property
     def rows(self) -> int:
@@ -55,7 +55,7 @@ class Tile:
     def workgroup_bytes(self, problem: AttentionProblem) -> int:
         """K and V, the logits and weights of each subgroup, the mean of V."""
         pitch = self.pitches(problem)
-        tiles = self.buffers * self.keys * (pitch["KEY_PITCH"] + pitch["VALUE_PITCH"])
+        tiles = self.keys * (pitch["KEY_PITCH"] + pitch["VALUE_PITCH"])
         exchange = self.subgroups * SIDE * (pitch["SCORE_PITCH"] + pitch["WEIGHT_PITCH"])
         return (tiles + exchange) * 16 + (problem.value_dim * 4 + 4 if problem.empty_rows == "mean" else 0)
 
@@ -141,7 +141,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
     heads, unit = heads_of(problem, tile), _unit(problem)
     emulated = is_emulated(profile)
     own = (
-        f"s{tile.subgroups}x{tile.blocks}k{tile.keys}b{tile.buffers}x{tile.slots}",
+        f"s{tile.subgroups}x{tile.blocks}k{tile.keys}x{tile.slots}" + "e" * tile.early,
         f"u{unit}" + ("a" if tile.ahead and unit else ""),
         *((f"n{heads}",) if heads > 1 else ()),
         *(("emulated",) if emulated else ()),
@@ -158,14 +158,14 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("WORKGROUP", tile.threads),
             ("SUBGROUPS", tile.subgroups),
             ("BLOCKS", tile.blocks),
-            ("BUFFERS", tile.buffers),
             ("AHEAD", tile.ahead),
+            ("EARLY", tile.early),
             ("SLOTS", tile.slots),
             ("TILE_Q", tile.rows),
             ("TILE_K", tile.keys),
             ("HEADS", heads),
             ("TILE_T", tile.rows // heads),
-            ("QUERY_TURN", tile.buffers * tile.keys),
+            ("QUERY_TURN", tile.keys),
             ("KEY_BLOCKS", tile.keys // SIDE),
             ("HEAD_STEPS", problem.head_dim // SIDE),
             ("VALUE_STEPS", problem.value_dim // SIDE),
