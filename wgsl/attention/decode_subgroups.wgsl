@@ -9,6 +9,8 @@
 {% set heads = range(HEADS) %}
 {% set batch = range(BATCH) %}
 {% set own = range(OWN) %}
+{# What a key without a page, or of another segment, has for a value must not reach the sums, where 0 · NaN is NaN. #}
+{% set guarded = problem.paged or problem.segments %}
 {% macro x(step, j, g) %}{{ "x" if step < 0 else "r%d" % step }}_{{ j }}_{{ g }}{% endmacro %}
 
 // HEADS · TEAMS · 4 bytes: each team's running maximum
@@ -171,13 +173,13 @@ fn decode(
 %% endfor
 
 %% for j in batch
-%% if problem.paged
-        let there_{{ j }} = key_there(b, s_{{ j }});
+%% if guarded
+        let there_{{ j }} = key_there(b, s_{{ j }}){{ " && same_segment(b, 0u, s_%d)" % j if problem.segments }};
 %% endif
 %% if UNIT
         let value_at_{{ j }} = (v_rows + slot_{{ j }} * parameters.value_s) / {{ 4 * QUADS }}u + lane;
 %% for i in range(VALUE_QUADS // QUADS)
-%% if problem.paged
+%% if guarded
         var value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ i * LANES }}u];
         if (!there_{{ j }}) {
             value_{{ j }}_{{ i }} = {{ {4: "0u", 8: "vec2u()", 16: "vec4u()"}[UNIT] }};
@@ -198,7 +200,7 @@ fn decode(
 %% if UNIT
         let v_{{ j }}_{{ i }} = {{ elements.quad_of(value_name, UNIT, "value_%d_%d" % (j, i // QUADS), i % QUADS) }};
 %% else
-        let v_{{ j }}_{{ i }} = {{ "select(vec4f(), " if problem.paged }}load_value(value_at_{{ j }}, lane + {{ i * LANES }}u){{ ", there_%d)" % j if problem.paged }};
+        let v_{{ j }}_{{ i }} = {{ "select(vec4f(), " if guarded }}load_value(value_at_{{ j }}, lane + {{ i * LANES }}u){{ ", there_%d)" % j if guarded }};
 %% endif
 %% for g in heads
         sum_{{ g }}_{{ i }} += w_{{ j }}_{{ g }} * v_{{ j }}_{{ i }};
