@@ -81,12 +81,16 @@ def _ratios(axes: Any, compared: Sequence[tuple[Row, str, float]]) -> None:
         wrong = any(peer.name == name and not peer.right for peer in row.peers)
         axes.barh(
             place,
-            ratio,
+            ratio - 1,
+            left=1,
             color=COLORS[names.index(name) % len(COLORS)],
             hatch="//" if wrong else None,
             edgecolor="white",
         )
-        axes.annotate(f"{ratio:.2f}", (ratio, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
+        side, align = (3, "left") if ratio >= 1 else (-3, "right")
+        axes.annotate(
+            f"{ratio:.2f}", (ratio, place), (side, 0), textcoords="offset points", va="center", ha=align, fontsize=7
+        )
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(compared)), [f"{row.name} / {name}" for row, name, _ in compared], fontsize=7)
     axes.invert_yaxis()
