@@ -83,7 +83,7 @@ def cache_window(form: CacheForm, last: bool) -> Mask:
         newest = Mask(((Bound("lower", "diagonal", 1 - form.window),),), text=f"local({form.window - 1}, …)")
         return newest | masks.prefix(form.pinned) if form.pinned else newest
     newest = masks.local(form.window - 1, 0)
-    return newest | (masks.prefix(form.pinned) & masks.causal()) if form.pinned else newest
+    return newest | masks.prefix(form.pinned) if form.pinned else newest
 
 
 def looks_at_positions(mask: Mask) -> bool:

@@ -200,6 +200,14 @@ def test_options(name: str, layout: str, T: int):
     check_residual(np.asarray(residual), own.residual)
 
 
+def test_pinned_tokens_are_seen_from_before_them():
+    """Unless attention is causal: a query sees the window up to itself, and all that is pinned."""
+    cache = filled([5, 3, 2], dtype=np.float32, window=2, pinned=3)
+    query = queries(4, 4)
+    for options in ({"is_causal": False}, {"is_causal": True}, {"is_causal": False, "query_offset": 0}):
+        check(np.asarray(nn.cached_attention(query, cache, **options)), right(cache, query, **options).out)
+
+
 @pytest.mark.parametrize(("layout", "T"), [("dense", 4), ("paged", 1)])
 def test_bias_mask_segments_and_mask_values(layout: str, T: int):
     r = np.random.default_rng(4)
