@@ -14,10 +14,8 @@ const FINE: f32 = 2048.0;
 // What a weight of 1 is held as: weights reach 2^SLACK, and float16 holds small numbers with few bits.
 const ONE: f32 = 128.0;
 
-// TILE · KEY_PITCH · 16 bytes; before the first key, query rows
-var<workgroup> key_tile: array<vec4u, TILE * KEY_PITCH>;
-// TILE · VALUE_PITCH · 16 bytes
-var<workgroup> value_tile: array<vec4u, TILE * VALUE_PITCH>;
+// TILE · TILE_PITCH · 16 bytes: query rows, and then by turns keys and values
+var<workgroup> staged: array<vec4u, TILE * TILE_PITCH>;
 %% if not HOLD_QUERY
 // 16 · KEY_PITCH · 16 bytes
 var<workgroup> query_rows: array<vec4u, 16 * KEY_PITCH>;
@@ -39,8 +37,8 @@ var<workgroup> totals: array<f32, 8>;
 // 4 bytes: whether any of the fades is not 1
 var<workgroup> faded: u32;
 
-{% set queries = "key_tile" if HOLD_QUERY else "query_rows" %}
-{{ matrices.emulation((queries, "weight_rows"), ("key_tile", "value_tile"), ("score_rows",)) }}
+{% set queries = "staged" if HOLD_QUERY else "query_rows" %}
+{{ matrices.emulation((queries, "weight_rows"), ("staged",), ("score_rows",)) }}
 {{ halves.halves(STORED) }}
 
 // 2^-e for a number of [2^e, 2^(e + 1)), and the other way round for a power of two.
@@ -73,26 +71,32 @@ fn largest_of_head(number: f32) -> f32 {
     return largest;
 }
 
+{# What a key without a page, or of another segment, has for a value must not reach the sums, where 0 · NaN is NaN. #}
+{% set guarded = problem.paged or problem.segments %}
+{% set there = "key_there(b, s)" ~ (" && same_segment(b, 0u, s)" if problem.segments else "") %}
 %% for name, chunks in (("key", "KEY_CHUNKS"), ("value", "VALUE_CHUNKS"))
 // Sixteen bytes of a tile's {{ name }}s, of the last one where the keys end before the tile does.
 fn read_{{ name }}(rows: u32, b: u32, tile: u32, end: u32, item: u32) -> vec4u {
     let s = min(tile + item / {{ chunks }}, end - 1u);
-    return {{ name }}[(rows + key_slot(b, s) * parameters.{{ name }}_s) / PER_CHUNK + item % {{ chunks }}];
+    let words = {{ name }}[(rows + key_slot(b, s) * parameters.{{ name }}_s) / PER_CHUNK + item % {{ chunks }}];
+%% if name == "value" and guarded
+    return select(vec4u(), words, {{ there }});
+%% else
+    return words;
+%% endif
 }
 
 %% endfor
 %% if problem.scales
 fn read_scale(rows: u32, b: u32, tile: u32, end: u32, item: u32) -> f32 {
     let s = min(tile + item % TILE, end - 1u);
-    return scales[rows + key_slot(b, s) * parameters.scales_s + item / TILE];
+    let scale = scales[rows + key_slot(b, s) * parameters.scales_s + item / TILE];
+    return {{ "select(0.0, scale, %s)" % there if guarded else "scale" }};
 }
 
 %% endif
 fn logit_before(end: u32, product: f32, b: u32, n: u32, s: u32, kept: Kept) -> f32 {
-    if (s >= end) {
-        return MASKED;
-    }
-    return logit(product, b, n, 0u, s, kept);
+    return select(MASKED, logit(product, b, n, 0u, min(s, end - 1u), kept), s < end);
 }
 
 // Chunk 8 · c + j of one row of the sums, of which two matrices lie in score_rows: of bytes the c-th of the
@@ -106,10 +110,12 @@ fn sums_at(row: u32, j: u32) -> vec4f {
     return score_rows[(16u * (j / 4u) + row) * SCORE_PITCH + j % 4u];
 %% endif
 }
-{% macro read_tile(tile) %}
+{% macro read_keys(tile) %}
 %% for i in range(KEY_ITEMS)
 key_{{ i }} = read_key(k_rows, b, {{ tile }}, keys.y, thread + {{ i }}u * THREADS);
 %% endfor
+{% endmacro %}
+{% macro read_values(tile) %}
 %% for i in range(VALUE_ITEMS)
 value_{{ i }} = read_value(v_rows, b, {{ tile }}, keys.y, thread + {{ i }}u * THREADS);
 %% endfor
@@ -127,10 +133,10 @@ if (thread + {{ i }}u * THREADS < TILE * {{ chunks }}u) {
     let item = thread + {{ i }}u * THREADS;
     let at = item / {{ chunks }}u * {{ pitch }} + item % {{ chunks }}u;
 %% if BYTES
-    {{ name }}_tile[at] = even_halves({{ name }}_{{ i }});
-    {{ name }}_tile[at + {{ chunks }}u] = odd_halves({{ name }}_{{ i }});
+    staged[at] = even_halves({{ name }}_{{ i }});
+    staged[at + {{ chunks }}u] = odd_halves({{ name }}_{{ i }});
 %% else
-    {{ name }}_tile[at] = {{ name }}_{{ i }};
+    staged[at] = {{ name }}_{{ i }};
 %% endif
 }
 %% endfor
@@ -177,7 +183,8 @@ fn decode(
     var value_{{ i }} = vec4u();
 %% endfor
     if (keys.x < keys.y) {
-        {{ read_tile("keys.x") | indent(8) }}
+        {{ read_keys("keys.x") | indent(8) }}
+        {{ read_values("keys.x") | indent(8) }}
     }
 
     // A lane shares its heads with PAIRS lanes side by side: first their query rows, later their keys, two a lane.
@@ -237,7 +244,6 @@ fn decode(
 
     for (var tile = keys.x; tile < keys.y; tile += TILE) {
         {{ stage("key", KEY_ITEMS, KEY_CHUNKS, "KEY_PITCH") | indent(8) }}
-        {{ stage("value", VALUE_ITEMS, VALUE_CHUNKS, "VALUE_PITCH") | indent(8) }}
 %% if problem.scales
         tile_scales[thread] = scale_here;
 %% endif
@@ -245,7 +251,7 @@ fn decode(
             faded = 0u;
         }
         workgroupBarrier();
-        {{ read_tile("tile + TILE") | indent(8) }}
+        {{ read_keys("tile + TILE") | indent(8) }}
 
         // Every subgroup sixteen keys: their products with all rows.
         var score = {{ matrices.zero() }};
@@ -253,11 +259,14 @@ fn decode(
 %% if not HOLD_QUERY
         let query_{{ c }} = {{ matrices.load("left", queries, "%du" % (2 * c), "KEY_PITCH") }};
 %% endif
-        let keys_{{ c }} = {{ matrices.load("right", "key_tile", "subgroup * 16u * KEY_PITCH + %du" % (2 * c), "KEY_PITCH", "col_major") }};
+        let keys_{{ c }} = {{ matrices.load("right", "staged", "subgroup * 16u * KEY_PITCH + %du" % (2 * c), "KEY_PITCH", "col_major") }};
         score = {{ matrices.multiply_add("query_%d" % c, "keys_%d" % c, "score") }};
 %% endfor
         {{ matrices.store("score_rows", "4u * subgroup", "SCORE_PITCH", "score") }};
         workgroupBarrier();
+
+        {{ stage("value", VALUE_ITEMS, VALUE_CHUNKS, "VALUE_PITCH") | indent(8) }}
+        {{ read_values("tile + TILE") | indent(8) }}
 
         let s = tile + 2u * member;
 %% if problem.scales
@@ -331,7 +340,7 @@ fn decode(
 %% endfor
 %% for i in range(VALUE_OWN)
 %% for t in range(TILE // 16)
-        let values_{{ i }}_{{ t }} = {{ matrices.load("right", "value_tile", "%du * VALUE_PITCH + 2u * column_%d" % (16 * t, i), "VALUE_PITCH") }};
+        let values_{{ i }}_{{ t }} = {{ matrices.load("right", "staged", "%du * VALUE_PITCH + 2u * column_%d" % (16 * t, i), "VALUE_PITCH") }};
         sum_{{ i }} = {{ matrices.multiply_add("weights_%d" % t, "values_%d_%d" % (i, t), "sum_%d" % i) }};
 %% endfor
 %% endfor

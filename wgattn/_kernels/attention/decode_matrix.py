@@ -66,10 +66,15 @@ class Shape:
         return -(-self.tile * dim // (self.per_chunk * self.threads))
 
     @property
+    def pitch(self) -> int:
+        """What a staged row takes of workgroup memory, a padding among it, in units of 16 bytes."""
+        return max(self.head_dim, self.value_dim) // 8 + 1
+
+    @property
     def workgroup_bytes(self) -> int:
-        """Keys, values, query rows and weights in float16, rows padded by 16 bytes; logits, scales, a few a head."""
-        key_rows = self.tile + (0 if self.holds_query else 16)
-        rows = key_rows * (self.head_dim // 8 + 1) + self.tile * (self.value_dim // 8 + 1) + 16 * (self.tile // 8 + 1)
+        """What is staged, and query rows unless a lane holds them; weights; logits, scales, a few a head."""
+        queries = 0 if self.holds_query else 16 * (self.head_dim // 8 + 1)
+        rows = self.tile * self.pitch + queries + 16 * (self.tile // 8 + 1)
         return 16 * (rows + self.scores) + (8 * self.tile if self.scales else 0) + 3 * 32 + 4
 
 
@@ -130,6 +135,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("VALUE_CHUNKS", problem.value_dim // shape.per_chunk),
             ("KEY_ITEMS", shape.items(problem.head_dim)),
             ("VALUE_ITEMS", shape.items(problem.value_dim)),
+            ("TILE_PITCH", shape.pitch),
             ("KEY_PITCH", problem.head_dim // 8 + 1),
             ("VALUE_PITCH", problem.value_dim // 8 + 1),
             ("WEIGHT_PITCH", shape.tile // 8 + 1),
