@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ._kernels.attention.inputs import FAR
 from ._kernels.attention.problem import EVERY_KEY, Bound, Clause
+from ._kernels.kernel import FAR
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,7 @@ import numpy as np
 
 from wgattn._dtypes import float32
 
+FAR = 1 << 30  # positions and bounds stay within it: adding two of them stays within int32
 Scalar = Literal["u32", "i32", "f32"]
 _PACK = {"u32": "I", "i32": "i", "f32": "f"}
 

@@ -19,6 +19,7 @@ import numpy as np
 from wgattn._dtypes import float32, short_name, uint8
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.kernel import (
+    FAR,
     Binding,
     Bytes,
     CopyToTexture,
@@ -309,6 +310,7 @@ def variant(
         constants=(
             ("WORKGROUP", WORKGROUP),
             ("FOLD", FOLD),
+            ("far", FAR),
             ("dtype", short_name(source)),
             ("texel", short_name(texel)),
             ("stored", stored(source)),

@@ -121,7 +121,7 @@ fn texture(
     let position = ring_position(i32(parameters.first + token), length, parameters.slots, parameters.pinned);
 %% elif "offset" in rows_read
     let moved = bitcast<i32>({{ row("offset") }}]);
-    let position = i32(parameters.first + token) + clamp(moved, -1073741824, 1073741824);
+    let position = i32(parameters.first + token) + clamp(moved, -{{ far }}, {{ far }});
 %% else
     let position = i32(parameters.first + token);
 %% endif

@@ -10,7 +10,7 @@ const MASKED: f32 = -3.4028234663852886e38;
 const LOWEST_KEPT: f32 = -3.4028232635611926e38;
 // The residual of a row that keeps no key: -0.7 times the largest float32.
 const EMPTY_RESIDUAL: f32 = -2.3819763434698045e38;
-const FAR: i32 = 1073741824;
+const FAR: i32 = {{ far }};
 {# Logits are kept in base 2, unless a bias is added: log2(e) times a large finite bias could overflow. #}
 
 %% for dtype in names_16_bit

@@ -14,6 +14,7 @@ from wgattn._dtypes import float32, short_name
 from wgattn._kernels.attention.boxes import Box, cut
 from wgattn._kernels.attention.problem import ROW_OPERANDS, TAILED, AttentionProblem, Call, key_count, scale_of
 from wgattn._kernels.kernel import (
+    FAR,
     Binding,
     Bytes,
     Copy,
@@ -27,7 +28,6 @@ from wgattn._kernels.kernel import (
 from wgattn._kernels.rotation import TABLES
 
 LOG2_E = 1.4426950408889634
-FAR = 1 << 30  # bounds beyond it are the same as unbounded, and adding two of them stays within int32
 
 _AXES = {"query": ("t", "n"), "key": ("s", "k"), "value": ("s", "k"), "out": ("t", "n")}
 _DENSE = {"bias": ("n", "t", "s"), "mask": ("n", "t", "s"), "scales": ("s", "k")}
@@ -151,6 +151,7 @@ def constants(
     named = [short_name(dtype) for dtype in (*dtypes.values(), *([problem.bias] if problem.bias is not None else []))]
     return (
         ("problem", problem),
+        ("far", FAR),
         ("PARTIAL", partial),
         ("NATURAL", problem.bias is not None),
         ("UNBUFFERED", unbuffered),
