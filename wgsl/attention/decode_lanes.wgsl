@@ -1,7 +1,6 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% import "shared/texels.wgsl" as texels %}
-{% import "shared/ring.wgsl" as ring %}
 {% set quads = namespace(key=texels.quads(key_texel) | int, value=texels.quads(value_texel) | int) %}
 {% set key_chunks, value_chunks = HEAD_DIM // 4, VALUE_DIM // 4 %}
 {% set key_texels, value_texels = (key_chunks + quads.key - 1) // quads.key, (value_chunks + quads.value - 1) // quads.value %}
@@ -17,10 +16,6 @@
 // them share a key, and the subgroup takes several keys side by side, whose sums are joined at the end. The body is small
 // on purpose: with eight keys unrolled it waits for its own instructions.
 
-%% if problem.ring
-{{ ring.position() }}
-
-%% endif
 {{ texels.keys(problem, stored_names, blocks) }}
 fn scaled_query(row: u32, chunk: u32, b: u32, scale: f32) -> vec4f {
 %% if problem.rope is not none

@@ -1,7 +1,6 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% import "shared/texels.wgsl" as texels %}
-{% import "shared/ring.wgsl" as ring %}
 {% set quads = namespace(query=texels.quads(query_texel) | int, key=texels.quads(key_texel) | int, value=texels.quads(value_texel) | int) %}
 {% set key_chunks = HEAD_DIM // 4 %}
 {% set query_texels, key_texels = key_chunks // quads.query, (key_chunks + quads.key - 1) // quads.key %}
@@ -20,10 +19,6 @@
 // values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
 
 {{ texels.place("query") }}
-%% if problem.ring
-{{ ring.position() }}
-
-%% endif
 {{ texels.keys(problem, stored_names, value_texel == "u8") }}
 @compute @workgroup_size(SUBGROUP)
 fn flash_rows(

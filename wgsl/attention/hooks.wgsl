@@ -1,8 +1,8 @@
-{# What every attention kernel shares: where rows lie, which keys a row keeps, what a logit is, how a row ends.
+{# What every attention kernel shares: where rows lie (operand_rows.wgsl), which keys a row keeps (key_ranges.wgsl), what a
+   logit is, how a row ends (row_ends.wgsl).
    Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL, NATURAL. Operands that are textures, or
    not bound at all, are named in UNBUFFERED; "segments" in it says that the kernel compares the ids by itself. #}
-{% import "shared/elements.wgsl" as elements %}
-{% import "shared/rotations.wgsl" as rotations %}
+{% import "shared/ring.wgsl" as ring %}
 const LOG2_E: f32 = 1.4426950408889634;
 const LN_2: f32 = 0.6931471805599453;
 // A logit that no kept key has: kept logits are never below LOWEST_KEPT, so nothing here depends on infinities.
@@ -13,130 +13,7 @@ const EMPTY_RESIDUAL: f32 = -2.3819763434698045e38;
 const FAR: i32 = {{ far }};
 {# Logits are kept in base 2, unless a bias is added: log2(e) times a large finite bias could overflow. #}
 
-%% for dtype in names_16_bit
-{{ elements.unpack_pair(dtype) }}
-%% endfor
-%% if out_name != "f32" and not PARTIAL
-{{ elements.pack_pair(out_name) }}
-%% endif
-
-%% for dtype in names_8_bit
-{{ elements.unpack_four(dtype) }}
-
-%% endfor
-{% set stored = ("key", "value") if problem.scales else () %}
-{% set blocks = problem.scales and rows_read[1][1] == "u8" %}
-%% for name, dtype, live in rows_read
-%% if name not in UNBUFFERED
-%% if unit and name != "query"
-{{ elements.unit_reader(name, dtype, unit, "raw" if name in stored else "load") }}
-
-%% else
-%% if dtype != "u8"
-{{ elements.element_reader(name, dtype, name in problem.vectors) }}
-
-%% endif
-{% set prefix = "raw" if name in stored else "load" %}
-{{ elements.row_reader(name, dtype, name in problem.vectors, "parameters." + live, problem.exact_dims, prefix) }}
-
-%% endif
-%% endif
-%% endfor
-%% if problem.scales and "scales" not in UNBUFFERED
-// Where a stored row lies: its first element, and its scale, or of int4 the first of its scales, one a block of 32 values.
-struct StoredRow {
-    at: u32,
-    {{ "scales: u32" if blocks else "scale: f32" }},
-}
-
-// The first scale of key s's row, as the storage's token axis counts s; the value's come behind the key's.
-fn scales_at(b: u32, s: u32, k: u32) -> u32 {
-    return parameters.scales_at + (b / parameters.B1) * parameters.scales_b0 + (b % parameters.B1) * parameters.scales_b1
-        + s * parameters.scales_s + k * parameters.scales_k;
-}
-
-fn key_scales() -> u32 {
-    return {{ "(parameters.H + 31u) / 32u" if blocks else "1u" }};
-}
-
-%% for name, dtype, live in rows_read
-%% if name in stored and name not in UNBUFFERED
-fn load_{{ name }}(row: StoredRow, chunk: u32) -> vec4f {
-%% if not blocks
-    return row.scale * raw_{{ name }}(row.at, chunk);
-%% else
-%% if not problem.exact_dims
-    if (4u * chunk >= parameters.{{ live }}) {
-        return vec4f();
-    }
-%% endif
-    return scales[row.scales + chunk / 8u] * raw_{{ name }}(row.at, chunk);
-%% endif
-}
-
-%% endif
-%% endfor
-%% endif
-%% if not PARTIAL and "out" not in UNBUFFERED
-{{ elements.row_writer("out", out_name, "out" in problem.vectors, "parameters.Hv") }}
-%% endif
-
-// Where the work of one launch sits in the whole call: a launch serves a box of batch entries, heads, query rows and keys.
-fn batch_of(b: u32) -> u32 {
-    return (parameters.b0_first + b / parameters.B1) * parameters.B1_all + parameters.b1_first + b % parameters.B1;
-}
-
-fn row_of(b: u32, t: u32, n: u32) -> u32 {
-    return (batch_of(b) * parameters.T_all + parameters.t_first + t) * parameters.N_all + parameters.n_first + n;
-}
-
-// The key/value head that query head n reads.
-fn key_head(n: u32) -> u32 {
-    return (parameters.n_first + n) / parameters.G - parameters.k_first;
-}
-
-%% for name, inner, outer in rows_placed
-%% if name in stored
-fn {{ name }}_row(b: u32, s: u32, k: u32) -> StoredRow {
-    let first = scales_at(b, s, k){{ " + key_scales()" if name == "value" }};
-    return StoredRow({{ name }}_element(b, s, k), {{ "first" if blocks else "scales[first]" }});
-}
-
-%% endif
-fn {{ name }}_{{ "element" if name in stored else "row" }}(b: u32, {{ inner }}: u32, {{ outer }}: u32) -> u32 {
-    return parameters.{{ name }}_at + (b / parameters.B1) * parameters.{{ name }}_b0 + (b % parameters.B1) * parameters.{{ name }}_b1
-        + {{ inner }} * parameters.{{ name }}_{{ inner }} + {{ outer }} * parameters.{{ name }}_{{ outer }};
-}
-
-%% endfor
-%% for name, inner, outer in rows_placed
-%% if name in ("key", "value")
-// The rows of key/value head k, found from its first one: a division by the batch axes stays out of the loop over keys.
-fn {{ name }}_rows(b: u32, k: u32) -> u32 {
-    return {{ name }}_{{ "element" if name in stored else "row" }}(b, 0u, k);
-}
-
-%% if name in stored
-fn {{ name }}_row_of(rows: u32, b: u32, s: u32, k: u32) -> StoredRow {
-    let first = scales_at(b, s, k){{ " + key_scales()" if name == "value" }};
-    return StoredRow(rows + s * parameters.{{ name }}_s, {{ "first" if blocks else "scales[first]" }});
-}
-%% else
-fn {{ name }}_row_of(rows: u32, b: u32, s: u32, k: u32) -> u32 {
-    return rows + s * parameters.{{ name }}_s;
-}
-%% endif
-
-%% endif
-%% endfor
-%% if problem.rope is not none and not ("query" in UNBUFFERED and "key" in UNBUFFERED)
-{{ rotations.rotation() }}
-%% for name in ("query", "key")
-%% if name not in UNBUFFERED
-{{ rotations.rotated_reader(name, problem.rope, "StoredRow" if name in stored else "u32") }}
-%% endif
-%% endfor
-%% endif
+{% include "attention/operand_rows.wgsl" %}
 %% if rows_bound
 // The small run-time arrays of a call lie one after another in `rows`; a step of 0 serves every batch entry alike.
 %% for name in row_names
@@ -186,162 +63,20 @@ fn key_slot(b: u32, s: u32) -> u32 {
 %% endif
 }
 
+%% if problem.ring
+{{ ring.position() }}
+
+%% endif
 // The position of what lies in slot s, which is below key_length.
 fn key_position(b: u32, s: u32) -> i32 {
 %% if problem.ring
-    // Slots behind the pinned ones are filled in turn: this one holds the last position that came to it.
-    let slot = i32(s);
-    let turn = i32(parameters.S - parameters.pinned);
-    return select(slot + (key_length(b) - 1 - slot) / turn * turn, slot, s < parameters.pinned);
+    return ring_position(i32(s), key_length(b), i32(parameters.S), i32(parameters.pinned));
 %% else
     return i32(s);
 %% endif
 }
 
-// Where query row t sits among the keys, before any mask's own offset.
-fn position_of(b: u32, t: u32) -> i32 {
-%% if problem.query_offset
-    return i32(parameters.t_first + t) + clamp(bitcast<i32>(row_query_offset(b, 0u)), -FAR, FAR);
-%% else
-    return i32(parameters.t_first + t);
-%% endif
-}
-
-// The keys that one row may keep: [first, end), and where two clauses are joined [also_first, also_end).
-struct Kept {
-    first: i32,
-    end: i32,
-%% if problem.keys.clauses | length > 1
-    also_first: i32,
-    also_end: i32,
-%% endif
-}
-
-%% for clause in problem.keys.clauses
-{% set clause_index = loop.index0 %}
-fn clause_{{ clause_index }}(b: u32, p: i32) -> vec2i {
-    var first = 0;
-    var end = key_length(b);
-%% for side, kind, source in clause
-{% set field = "bound_" ~ clause_index ~ "_" ~ loop.index0 %}
-{% set added = "parameters." ~ field %}
-%% if source
-    let {{ field }} = {{ added }} + clamp(bitcast<i32>(row_{{ bound_sources[clause_index][loop.index0] }}(b, 0u)), -FAR, FAR);
-%% else
-    let {{ field }} = {{ added }};
-%% endif
-%% if kind == "chunk"
-    let chunk_{{ loop.index0 }} = floor_multiple(p, {{ field }});
-%% if side == "lower"
-    first = max(first, chunk_{{ loop.index0 }});
-%% else
-    end = min(end, chunk_{{ loop.index0 }} + {{ field }});
-%% endif
-%% else
-{% set edge = "p + " ~ field if kind == "diagonal" else field %}
-%% if side == "lower"
-    first = max(first, {{ edge }});
-%% else
-    end = min(end, {{ edge }} + 1);
-%% endif
-%% endif
-%% endfor
-    return vec2i(first, max(first, end));
-}
-
-%% endfor
-// The greatest multiple of `size` that is at most p, for negative p too.
-fn floor_multiple(p: i32, size: i32) -> i32 {
-    return p - (p % size + size) % size;
-}
-
-// Row t's kept keys over the whole call.
-fn kept_keys(b: u32, t: u32) -> Kept {
-    let p = position_of(b, t);
-    let a = clause_0(b, p);
-%% if problem.keys.clauses | length > 1
-    let c = clause_1(b, p);
-    if (parameters.t_first + t >= query_length(b)) {
-        return Kept(0, 0, 0, 0);
-    }
-    return Kept(a.x, a.y, c.x, c.y);
-%% else
-    if (parameters.t_first + t >= query_length(b)) {
-        return Kept(0, 0);
-    }
-    return Kept(a.x, a.y);
-%% endif
-}
-
-// Every bound grows with the row, so a block of rows keeps nothing outside [first of its first row, end of its last row).
-// The answer is clipped to keys [from, to) and is empty (x = y) where they do not meet.
-fn block_keys(b: u32, t_first: u32, t_last: u32, from_key: u32, to_key: u32) -> vec2u {
-%% if problem.ring
-    // Slots hold positions in turn, so that ranges of them say nothing.
-    var first = 0;
-    var end = min(key_length(b), i32(parameters.S));
-%% else
-    let low = position_of(b, t_first);
-    let high = position_of(b, t_last);
-    var first = clause_0(b, low).x;
-    var end = clause_0(b, high).y;
-%% if problem.keys.clauses | length > 1
-    first = min(first, clause_1(b, low).x);
-    end = max(end, clause_1(b, high).y);
-%% endif
-%% if problem.keys.lengths
-    // A row whose range is empty may have it behind the last key, where its window starts.
-    end = min(end, key_length(b));
-%% endif
-%% endif
-%% if problem.query_lengths
-    if (parameters.t_first + t_first >= query_length(b)) {
-        end = 0;
-    }
-%% endif
-    let clipped = max(first, i32(from_key));
-    return vec2u(u32(clipped), u32(max(clipped, min(end, i32(to_key)))));
-}
-
-// Whether every row of a block keeps every key of [first, end), as far as ranges go; false may also mean that it was not found out.
-// Rows past the query length are not asked: they end as zeros.
-fn block_keeps(b: u32, t_first: u32, t_last: u32, first: u32, end: u32) -> bool {
-%% if problem.ring
-    return false;
-%% else
-    let low = position_of(b, t_first);
-    let high = position_of(b, t_last);
-    var keeps = clause_0(b, high).x <= i32(first) && i32(end) <= clause_0(b, low).y;
-%% if problem.keys.clauses | length > 1
-    keeps = keeps || (clause_1(b, high).x <= i32(first) && i32(end) <= clause_1(b, low).y);
-%% endif
-%% if problem.paged
-    for (var s = first; s < end; s = (s | ((1u << parameters.page_bits) - 1u)) + 1u) {
-        keeps = keeps && key_there(b, s);
-    }
-%% endif
-    return keeps;
-%% endif
-}
-
-fn in_range(kept: Kept, s: i32) -> bool {
-%% if problem.keys.clauses | length > 1
-    return (s >= kept.first && s < kept.end) || (s >= kept.also_first && s < kept.also_end);
-%% elif problem.keys.clauses[0] | selectattr(0, "equalto", "lower") | list
-    return s >= kept.first && s < kept.end;
-%% else
-    return s < kept.end;
-%% endif
-}
-
-fn range_is_empty(kept: Kept) -> bool {
-%% if problem.keys.clauses | length > 1
-    return kept.first >= kept.end && kept.also_first >= kept.also_end;
-%% else
-    return kept.first >= kept.end;
-%% endif
-}
-
+{% include "attention/key_ranges.wgsl" %}
 %% if problem.softcap
 // tanh to 1e-7 relative: a series near 0, where the built-in one is off by 6e-5, and exp elsewhere.
 fn tanh_exact(x: f32) -> f32 {
