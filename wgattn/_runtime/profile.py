@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+Tuned = tuple[tuple[str, int], ...]  # constants of kernels by name, as `wgattn tune` found them
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -37,7 +39,7 @@ class DeviceProfile:
     timestamps: bool = False
     matrix: tuple[str, ...] = ()  # subgroup matrix configurations, e.g. "f16-f32-16x16x16"
     limits: Limits = field(default_factory=Limits)
-    tuned: tuple[tuple[str, int], ...] = ()
+    tuned: Tuned = ()  # in place of the built-in rules' own
 
     @property
     def is_cpu(self) -> bool:
@@ -47,6 +49,10 @@ class DeviceProfile:
     def team(self) -> int:
         """The lanes that are sure to share a subgroup, 0 where shaders may not use subgroups."""
         return (self.subgroup_size or self.subgroup_least) if self.subgroups else 0
+
+    def constant(self, name: str, otherwise: int = -1) -> int:
+        """The tuned constant of that name; `otherwise` where the built-in rule serves."""
+        return dict(self.tuned).get(name, otherwise)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

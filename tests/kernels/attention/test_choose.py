@@ -8,16 +8,22 @@ import pytest
 
 from tests.kernels.attention.problems import CALLS, CPU, DISCRETE, MINIMUM, PROFILES, grid, problem_of
 from wgattn import nn
+from wgattn._dtypes import float16
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention import decode, flash_tiled
+from wgattn._kernels.attention import decode, decode_matrix, flash_matrix, flash_tiled
+from wgattn._kernels.attention.backward.choose import FAMILIES as BACKWARD
+from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.choose import FAMILIES, IMPLEMENTATIONS, choose
+from wgattn._kernels.attention.families import pick
 from wgattn._kernels.attention.launches import splits_for
 from wgattn._kernels.attention.problem import HEAD_DIMS, Call
 from wgattn._kernels.compose import compose
 from wgattn._kernels.kernel import Variant
+from wgattn._kernels.matrices import CONFIGURATION
 from wgattn._runtime.profile import DeviceProfile, Limits
 
 GRID = dict(grid())
+UNITS = replace(DISCRETE, matrix=(CONFIGURATION,), subgroup_most=32)
 FULL = Call()
 
 
@@ -125,6 +131,30 @@ def test_larger_tiles_where_there_is_room() -> None:
 def test_tuned_tile() -> None:
     device = replace(DISCRETE, tuned=(("flash_tiled_h64", 2),))
     assert flash_tiled.tile_of(problem_of(FULL), device) == flash_tiled.TILES[2]
+
+
+@pytest.mark.parametrize(("T", "G"), [(1, 4), (8, 4), (300, 1)])
+@pytest.mark.parametrize("profile", [*PROFILES.values(), UNITS], ids=[*PROFILES, "matrix units"])
+def test_candidates_are_taken_and_told(profile: DeviceProfile, T: int, G: int) -> None:
+    """Each is one more variant or plan that keeps the limits; what is no candidate changes nothing."""
+    problem = problem_of(FULL, T=T, G=G, query=float16, cache=float16)
+    sweep = replace(problem, queries="many", residual=None, empty_rows=None)
+    backward = GradientProblem(problem, sweep, ("query", "key", "value"), float16, True)
+    for families, given in (((*FAMILIES, flash_matrix, decode_matrix), problem), (BACKWARD, backward)):
+        for family in families:
+            if not family.supports(given, profile):
+                continue
+            rule = pick(families, given, profile, family.name)
+            found = family.candidates(given, profile)
+            assert len(set(found)) == len(found)
+            for constant in found:
+                device = replace(profile, tuned=(constant,))
+                variant = pick(families, given, device, family.name)
+                assert variant.reason == f"{rule.reason}; tuned on this device: {constant[0]} {constant[1]}"
+                assert variant.workgroup_bytes <= profile.limits.workgroup_bytes
+                assert dict(variant.constants).get("WORKGROUP", 1) <= profile.limits.invocations
+            for key in dict(found):
+                assert pick(families, given, replace(profile, tuned=((key, 99),)), family.name) == rule
 
 
 def test_splits_fill_a_device_and_no_more() -> None:

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, split_candidates, splits_for
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "decode"
 MAX_DIM = 256
 WORKGROUP = 128
 TURN = 4  # loads of K or V that a thread has under way at once
+KEYS = (2, 1)  # keys a thread, the faster first: two share a read of q
 GATHERED = 8  # of the numbers that threads have for a head, a first step leaves so many
 SPLIT_KEYS = 256  # a split has no fewer keys: the merge reads every split
 
@@ -45,8 +46,12 @@ class Share:
 
 
 def share_of(problem: AttentionProblem, profile: DeviceProfile) -> Share | None:
-    """The most heads that fit, in even blocks; two keys a thread share a read of q. Tuned by `decode_keys`."""
-    keys = dict(profile.tuned).get("decode_keys", 2)
+    """The most heads that fit, in even blocks. Tuned by `decode_keys`, how many keys a thread takes."""
+    tuned = profile.constant("decode_keys", KEYS[0])
+    return _share_of(problem, profile, tuned if tuned in KEYS else KEYS[0])
+
+
+def _share_of(problem: AttentionProblem, profile: DeviceProfile, keys: int) -> Share | None:
     for most in (8, 4, 2, 1):
         blocks = -(-problem.group // most)
         for share in (Share(-(-problem.group // blocks), keys), Share(-(-problem.group // blocks), 1)):
@@ -67,6 +72,12 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     return unsupported("workgroup memory and barriers are slow on a CPU adapter") if profile.is_cpu else SUPPORTED
+
+
+def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
+    shares = ((keys, _share_of(problem, profile, keys)) for keys in KEYS)
+    fitting = (("decode_keys", keys) for keys, share in shares if share is not None and share.keys == keys)
+    return *fitting, *split_candidates(profile)
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.boxes import Box, whole
-from wgattn._kernels.attention.flash_rows import cached_part, lanes_support, max_keys, parts
+from wgattn._kernels.attention.flash_rows import cached_part, lanes_support, max_keys, part_candidates, parts
 from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
 from wgattn._kernels.attention.launches import plan_buffers
 from wgattn._kernels.attention.naming import variant_name
@@ -13,7 +13,7 @@ from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.attention.textures import Textures, row_elements, stored_names, texture_fields, unbuffered
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._kernels.texture import FOLD, TEXEL
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "decode_lanes"
 LONGEST_SUM = 16384  # keys that are added one by one: the rounding of longer sums shows in float32
@@ -43,6 +43,10 @@ def lanes_a_key(problem: AttentionProblem, subgroup: int) -> int:
         dtype = texel_dtype(problem, name)
         most = max(most, -(-row_elements(dtype, dim) * dtype.itemsize // TEXEL))
     return min(1 << (most - 1).bit_length(), subgroup)
+
+
+def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
+    return part_candidates()
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from wgattn._dtypes import float8_e4m3fn, float8_e5m2, float16, int8, short_name
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, split_candidates, splits_for
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._kernels.matrices import LANES, is_emulated, matrix_features, supports_matrices
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "decode_matrix"
 READ = (float16, float8_e4m3fn, float8_e5m2, int8)  # float16 holds their values exactly
@@ -109,6 +109,10 @@ def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if problem.key_dtype.itemsize > 1:
         return unsupported("types of two bytes are read as fast without matrix units")
     return SUPPORTED
+
+
+def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
+    return split_candidates(profile)
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 from wgattn._dtypes import float32, short_name
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, split_candidates, splits_for
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "decode_subgroups"
 MAX_DIM = 256
@@ -63,9 +63,22 @@ class Team:
 
 
 def team_of(problem: AttentionProblem, profile: DeviceProfile) -> Team | None:
-    """The team that serves the most heads, in even shares, of lanes that hold few elements; None where none fits."""
+    """The team that serves the most heads, in even shares, of lanes that hold few elements; None where none fits.
+
+    Tuned by `decode_subgroups_h64_g4_f16` and so on, the lanes of a team.
+    """
+    tuned = profile.constant(_tuned_name(problem))
+    teams = ((tuned,), TEAMS) if tuned in TEAMS else (TEAMS,)
+    return next(filter(None, (_first_team(problem, profile, lanes) for lanes in teams)), None)
+
+
+def _tuned_name(problem: AttentionProblem) -> str:
+    return f"{name}_h{problem.head_dim}_g{problem.group}_{short_name(problem.key_dtype)}"
+
+
+def _first_team(problem: AttentionProblem, profile: DeviceProfile, teams: tuple[int, ...]) -> Team | None:
     dims = (problem.head_dim, problem.value_dim)
-    fitting = [n for n in TEAMS if n <= profile.team and not any(dim // 4 % n for dim in dims)]
+    fitting = [n for n in teams if n <= profile.team and not any(dim // 4 % n for dim in dims)]
     for blocks in range(-(-problem.group // MOST_HEADS), problem.group + 1):
         heads = -(-problem.group // blocks)
         for most in (ELEMENTS, MOST_ELEMENTS):
@@ -100,6 +113,11 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     return unsupported("it reads storage buffers, which is slow on a CPU adapter") if profile.is_cpu else SUPPORTED
+
+
+def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
+    fitting = ((_tuned_name(problem), lanes) for lanes in TEAMS if _first_team(problem, profile, (lanes,)))
+    return *fitting, *split_candidates(profile)
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:

@@ -7,19 +7,21 @@ from wgattn._dtypes import is_float, short_name
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 
 class Family(Protocol):
     """What a family's module holds; a problem is an AttentionProblem or a GradientProblem.
 
     `supports` is about ability, and binds a call that names the family; `suits` is about speed, and guides the choice.
+    `candidates` are the constants that may be tuned for a problem, by name, each with every value worth a trial.
     """
 
     name: str
 
     def supports(self, problem: Any, profile: DeviceProfile) -> Support: ...
     def suits(self, problem: Any, profile: DeviceProfile) -> Support: ...
+    def candidates(self, problem: Any, profile: DeviceProfile) -> Tuned: ...
     def variant(self, problem: Any, profile: DeviceProfile) -> Variant: ...
     def plan(self, problem: Any, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan: ...
 
@@ -46,15 +48,23 @@ def pick(families: Sequence[Family], problem: Any, profile: DeviceProfile, imple
             raise UnsupportedError(
                 f"implementation {implementation!r} cannot serve this call: {support.reason}; use implementation=None"
             )
-        return family.variant(problem, profile).because((), f"asked for by implementation={implementation!r}")
+        told = f"asked for by implementation={implementation!r}" + tuned_words(family, problem, profile)
+        return family.variant(problem, profile).because((), told)
     passed = []
     for family in families:
         support = family.supports(problem, profile) and family.suits(problem, profile)
         if support:
-            return family.variant(problem, profile).because(tuple(passed))
+            variant = family.variant(problem, profile)
+            return variant.because(tuple(passed), variant.reason + tuned_words(family, problem, profile))
         passed.append((family.name, support.reason))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in passed)
     raise UnsupportedError(f"no attention family can serve this call on this device: {reasons}")
+
+
+def tuned_words(family: Family, problem: Any, profile: DeviceProfile) -> str:
+    """What a reason says of the tuned constants that the family takes for the problem; empty where it takes none."""
+    taken = [constant for constant in family.candidates(problem, profile) if constant in profile.tuned]
+    return "; tuned on this device: " + ", ".join(f"{name} {value}" for name, value in taken) if taken else ""
 
 
 def named(families: Sequence[Family], name: str) -> Family:

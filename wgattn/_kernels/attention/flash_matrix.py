@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from wgattn._dtypes import float16, float32, short_name
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
-from wgattn._kernels.attention.naming import variant_name
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, split_candidates, splits_for
+from wgattn._kernels.attention.naming import tuned_name, variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._kernels.matrices import LANES, is_emulated, matrix_features, supports_matrices
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "flash_matrix"
 MAX_DIM = 256
@@ -24,8 +24,8 @@ SLACK = 8.0  # how far a logit may lie above the running maximum
 class Tile:
     """`subgroups` of a workgroup with `blocks` times 16 query rows each, and `keys` a step.
 
-    `slots` matrices of logits at a time are exchanged. With `ahead`, K and V are read from storage a step before they are
-    staged; with `early`, logits are made a step before their weights.
+    `slots` matrices of logits at a time are exchanged. With `ahead`, K and V are read from storage a step before
+    they are staged; with `early`, logits are made a step before their weights.
     """
 
     subgroups: int
@@ -79,13 +79,16 @@ MOST_REGISTERS = 208  # of 255 that a lane may have
 def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
     """The first tile that fits the device, or None; of few rows, the smallest. Tuned by `flash_matrix_h64` and so on,
     a place in TILES."""
-    fitting = [tile for tile in TILES if _fits(tile, problem, profile)]
-    tuned = dict(profile.tuned).get(f"{name}_h{problem.head_dim}")
-    if tuned is not None and TILES[tuned] in fitting:
-        return TILES[tuned]
+    fitting = _fitting(problem, profile)
+    tiles = list(fitting.values())
     if problem.queries == "few":
-        fitting = [tile for tile in fitting if tile.rows <= 2 * SIDE] or fitting[-1:]
-    return fitting[0] if fitting else None
+        tiles = [tile for tile in tiles if tile.rows <= 2 * SIDE] or tiles[-1:]
+    return fitting.get(profile.constant(tuned_name(name, problem)), tiles[0] if tiles else None)
+
+
+def _fitting(problem: AttentionProblem, profile: DeviceProfile) -> dict[int, Tile]:
+    """The tiles that fit the device, by their places in TILES."""
+    return {place: tile for place, tile in enumerate(TILES) if _fits(tile, problem, profile)}
 
 
 def _fits(tile: Tile, problem: AttentionProblem, profile: DeviceProfile) -> bool:
@@ -134,6 +137,11 @@ def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 def _unit(problem: AttentionProblem) -> int:
     """16 where K and V are copied as words of eight elements, 0 where they are read by the shared readers."""
     return 16 if problem.rope is None and problem.exact_dims and problem.aligned == 16 else 0
+
+
+def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
+    tiles = ((tuned_name(name, problem), place) for place in _fitting(problem, profile))
+    return *tiles, *split_candidates(profile)
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.boxes import Box, whole
 from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
-from wgattn._kernels.attention.launches import plan_buffers
-from wgattn._kernels.attention.naming import variant_name
+from wgattn._kernels.attention.launches import SPLITS, plan_buffers
+from wgattn._kernels.attention.naming import tuned_name, variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.attention.textures import Textures, stored_names, texture_fields, unbuffered
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._kernels.texture import FOLD
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "flash_rows"
 SUBGROUPS = (4, 8, 16)
@@ -45,21 +45,36 @@ def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     return SUPPORTED
 
 
-def rows_a_lane(problem: AttentionProblem, subgroup: int) -> int:
+def rows_a_lane(problem: AttentionProblem, subgroup: int, tuned: int = -1) -> int:
     """More rows a lane share a key's read and shuffles; each adds to the time that the first call compiles."""
+    if tuned in _rows(problem):
+        return tuned
     most = {"one": 1, "few": 16, "short": 256, "many": 1 << 20}[problem.queries] * problem.group
-    width = problem.head_dim + problem.value_dim
-    most_rows = 4 if width <= 128 and problem.queries == "many" else 2 if width <= 256 else 1
-    if problem.dense:
+    most_rows = max(_rows(problem))
+    if problem.queries != "many":
         most_rows = min(most_rows, 2)
     while most_rows > 1 and most < 2 * most_rows * subgroup:
         most_rows //= 2
     return most_rows
 
 
+def _rows(problem: AttentionProblem) -> tuple[int, ...]:
+    """Rows a lane that compile in a few seconds."""
+    width = problem.head_dim + problem.value_dim
+    return (1, 2, 4)[: 1 if width > 256 else 2 if width > 128 or problem.dense else 3]
+
+
+def _rows_of(problem: AttentionProblem, profile: DeviceProfile) -> int:
+    return rows_a_lane(problem, profile.subgroup_size or 0, profile.constant(tuned_name(name, problem)))
+
+
+def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
+    return *((tuned_name(name, problem), rows) for rows in _rows(problem)), *part_candidates()
+
+
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
     subgroup = profile.subgroup_size or 0
-    rows = rows_a_lane(problem, subgroup)
+    rows = _rows_of(problem, profile)
     names = ("query", *stored_names(problem))
     return Variant(
         family=name,
@@ -84,7 +99,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
     subgroup = profile.subgroup_size or 1
     group = operands["query"].shape[3] // operands["key"].shape[3]
-    block = rows_a_lane(problem, subgroup) * subgroup
+    block = _rows_of(problem, profile) * subgroup
 
     def workgroups(box: Box) -> int:
         share = min(group, box.size("n"))
@@ -129,9 +144,14 @@ def cached_part(textures: Textures, workgroups: int, looped: int | None, splits:
 
 
 def parts(workgroups: int, keys: int, profile: DeviceProfile) -> int:
-    """Into how many parts keys are split. A device may be tuned: `workgroups`."""
-    busy = dict(profile.tuned).get("workgroups", BUSY)
+    """Into how many parts keys are split. Tuned by SPLITS."""
+    busy = profile.constant(SPLITS, BUSY)
     return max(1, min(-(-busy // max(workgroups, 1)), keys // LEAST_KEYS))
+
+
+def part_candidates() -> Tuned:
+    """The values of SPLITS that are worth a trial on a CPU adapter."""
+    return tuple((SPLITS, busy) for busy in (1, BUSY // 2, BUSY, 2 * BUSY, 4 * BUSY))
 
 
 def max_keys(profile: DeviceProfile, each: int, loops: int) -> int | None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, splits_for
-from wgattn._kernels.attention.naming import variant_name
+from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, split_candidates, splits_for
+from wgattn._kernels.attention.naming import tuned_name, variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "flash_tiled"
 MAX_DIM = 256
@@ -81,19 +81,21 @@ FEW_ROWS = 16  # rows of a tile that are enough where T is at most 16
 
 def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
     """The first tile that fits the device, or None. Tuned by `flash_tiled_h64` and so on, a place in TILES."""
-    fitting = [
-        tile
-        for tile in TILES
+    fitting = _fitting(problem, profile)
+    rule = next((tile for tile in fitting.values() if tile.from_dim <= problem.head_dim), None)
+    return fitting.get(profile.constant(tuned_name(name, problem)), rule)
+
+
+def _fitting(problem: AttentionProblem, profile: DeviceProfile) -> dict[int, Tile]:
+    """The tiles that fit the device, by their places in TILES."""
+    return {
+        place: tile
+        for place, tile in enumerate(TILES)
         if tile.workgroup_bytes(problem) <= profile.limits.workgroup_bytes
         and tile.threads <= profile.limits.invocations
         and tile.rows * tile.columns(problem) <= MAX_SUMS
-        and tile.from_dim <= problem.head_dim
         and (problem.queries not in ("one", "few") or tile.q <= FEW_ROWS)
-    ]
-    tuned = dict(profile.tuned).get(f"{name}_h{problem.head_dim}")
-    if tuned is not None and TILES[tuned] in fitting:
-        return TILES[tuned]
-    return fitting[0] if fitting else None
+    }
 
 
 def heads_of(problem: AttentionProblem, tile: Tile) -> int:
@@ -117,6 +119,11 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     return SUPPORTED  # on a CPU adapter too: slower than flash_rows, tried before it, but well ahead of plain
+
+
+def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
+    tiles = ((tuned_name(name, problem), place) for place in _fitting(problem, profile))
+    return *tiles, *split_candidates(profile)
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:

@@ -24,18 +24,25 @@ from wgattn._kernels.kernel import (
     fold_workgroups,
     unsupported,
 )
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 # Multiplications that a dispatch of a fast family may have: some half a second on a weak device of its kind, as
 # drivers give up a device that seems to hang. A CPU adapter has no such driver.
 MOST_WORK = {"discrete": 1 << 40, "unknown": 1 << 36, "integrated": 1 << 36, "cpu": None}
 BUSY_WORKGROUPS = {"discrete": 1024, "unknown": 1024, "integrated": 256, "cpu": 1}  # enough to fill a device
+SPLITS = "workgroups"  # the tuned constant in its place
 
 
 def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfile) -> int:
-    """Into how many parts the keys are split, so that few rows fill a device. A device may be tuned: `workgroups`."""
-    busy = dict(profile.tuned).get("workgroups", BUSY_WORKGROUPS[profile.kind])
+    """Into how many parts the keys are split, so that few rows fill a device. Tuned by SPLITS."""
+    busy = profile.constant(SPLITS, BUSY_WORKGROUPS[profile.kind])
     return max(1, min(busy // max(workgroups, 1), keys // least_keys))
+
+
+def split_candidates(profile: DeviceProfile) -> Tuned:
+    """The values of SPLITS that are worth a trial: a half to eight times the rule's, and no parts at all."""
+    busy = BUSY_WORKGROUPS[profile.kind]
+    return (SPLITS, 1), *((SPLITS, busy << shift >> 1) for shift in range(5) if busy > 1)
 
 
 def storage_buffers(bindings: tuple[Binding, ...]) -> int:

@@ -1,6 +1,11 @@
-"""The readable name of an attention variant: what its shader sees of the problem, and the family's own constants."""
+"""Readable names: of a variant, from what its shader sees of the problem and its constants, and of a tuned constant."""
 
 from wgattn._kernels.attention.problem import AttentionProblem
+
+
+def tuned_name(family: str, problem: AttentionProblem) -> str:
+    """The name of a tuned constant that goes with a head dim, and apart for T up to 16: `flash_tiled_h64_few`."""
+    return f"{family}_h{problem.head_dim}" + ("_few" if problem.queries in ("one", "few") else "")
 
 
 def variant_name(family: str, problem: AttentionProblem, partial: bool, *own: str) -> str:

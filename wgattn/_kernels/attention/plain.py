@@ -8,7 +8,7 @@ from wgattn._kernels.attention.launches import enough_buffers, plan_buffers
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "plain"
 WORKGROUP = 64
@@ -26,6 +26,10 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     return SUPPORTED
+
+
+def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
+    return ()
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:

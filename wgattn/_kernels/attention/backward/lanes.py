@@ -16,7 +16,7 @@ from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.attention.textures import texture_fields
 from wgattn._kernels.kernel import SUPPORTED, Binding, Operand, Plan, Support, Variant, unsupported
 from wgattn._kernels.texture import FOLD, TEXEL
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "backward_lanes"
 MAX_DIM = 256
@@ -52,6 +52,10 @@ def turn_of(sweep: AttentionProblem) -> tuple[int, int]:
     items = 2 if 2 * width <= UNROLLED else 1
     rows = max(1, min(4, UNROLLED // (items * width)))
     return 1 << rows.bit_length() - 1, items
+
+
+def candidates(problem: GradientProblem, profile: DeviceProfile) -> Tuned:
+    return ()
 
 
 def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:

@@ -17,7 +17,7 @@ from wgattn._kernels.attention.backward.work import (
 )
 from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "backward_plain"
 SLOWNESS = 32 * launches.SLOWNESS  # no row is shared, as in forward's plain
@@ -29,6 +29,10 @@ def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
 
 def suits(problem: GradientProblem, profile: DeviceProfile) -> Support:
     return SUPPORTED
+
+
+def candidates(problem: GradientProblem, profile: DeviceProfile) -> Tuned:
+    return ()
 
 
 def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:

@@ -17,7 +17,7 @@ from wgattn._kernels.attention.backward.work import (
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
-from wgattn._runtime.profile import DeviceProfile
+from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "backward_tiled"
 MAX_DIM = 256
@@ -90,19 +90,23 @@ def tile_of(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile |
 
     Tuned by `backward_tiled_query_h64` and so on, a place in TILES.
     """
-    fitting = [
-        tile
-        for tile in TILES
-        if tile.workgroup_bytes(problem.sweep) <= profile.limits.workgroup_bytes
-        and tile.threads <= profile.limits.invocations
-        and tile.sums(problem.sweep, by) <= MAX_SUMS
-    ]
-    if not fitting:  # rows too long for registers spill, and still serve
-        fitting = [tile for tile in TILES if tile.workgroup_bytes(problem.sweep) <= profile.limits.workgroup_bytes]
-    tuned = dict(profile.tuned).get(f"{name}_{by}_h{problem.sweep.head_dim}")
-    if tuned is not None and TILES[tuned] in fitting:
-        return TILES[tuned]
-    return fitting[0] if fitting else None
+    fitting = _fitting(problem, profile, by)
+    return fitting.get(profile.constant(_tuned_name(problem, by)), next(iter(fitting.values()), None))
+
+
+def _tuned_name(problem: GradientProblem, by: str) -> str:
+    return f"{name}_{by}_h{problem.sweep.head_dim}"
+
+
+def _fitting(problem: GradientProblem, profile: DeviceProfile, by: str) -> dict[int, Tile]:
+    """The tiles that fit the device, by their places in TILES."""
+    room = {p: t for p, t in enumerate(TILES) if t.workgroup_bytes(problem.sweep) <= profile.limits.workgroup_bytes}
+    fast = {
+        place: tile
+        for place, tile in room.items()
+        if tile.threads <= profile.limits.invocations and tile.sums(problem.sweep, by) <= MAX_SUMS
+    }
+    return fast or room  # rows too long for registers spill, and still serve
 
 
 def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
@@ -118,6 +122,12 @@ def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
 
 def suits(problem: GradientProblem, profile: DeviceProfile) -> Support:
     return unsupported("workgroup memory and barriers are slow on a CPU adapter") if profile.is_cpu else SUPPORTED
+
+
+def candidates(problem: GradientProblem, profile: DeviceProfile) -> Tuned:
+    return tuple(
+        (_tuned_name(problem, by), place) for by in ("query", "key_value") for place in _fitting(problem, profile, by)
+    )
 
 
 def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
