@@ -233,7 +233,7 @@ class KVCache:
         self._alive()
         kept = per_entry(lengths, "lengths", self.batch)
         require(check_not_negative, kept)
-        shorter = replace(self, lengths=elementwise("minimum", self.lengths, kept))
+        shorter = self._with(lengths=elementwise("minimum", self.lengths, kept))
         if self.written is not None:
             most = elementwise("maximum", self.lengths, self.written)
             spare = self.capacity - self.form.pinned - (self.form.window or 0)
@@ -280,7 +280,7 @@ class KVCache:
         require(partial(check_indices, self.batch), source)
         kept = ("key", "value", "scales") if self.pages is not None else ()  # sequences share the pool
         moved = {name: getattr(self, name) for name in LEAVES if name not in kept}
-        return replace(self, **{name: apply(CacheMove(), x, source) for name, x in moved.items() if x is not None})
+        return self._with(**{name: apply(CacheMove(), x, source) for name, x in moved.items() if x is not None})
 
     def reserve(self, tokens: int | Int[np.ndarray, " B"] | ArrayLike) -> KVCache:
         """The cache with pages for `tokens` more tokens a sequence, an int or (B,), that no other sequence has.
@@ -310,7 +310,7 @@ class KVCache:
             pairs = asarray(plan.source), asarray(plan.destination)
             pools = {name: array for name, array in self._arrays().items() if name in ("key", "value", "scales")}
             changed |= {name: apply(CacheMove(True), pool, *pairs) for name, pool in pools.items()}
-        return replace(self, **changed) if changed else self
+        return self._with(**changed) if changed else self
 
     def _appended(self, rows: tuple[Array, Array], counts: Array | None, rope: Rope | None) -> KVCache:
         if (limit := self._limit()) is not None:
@@ -323,7 +323,12 @@ class KVCache:
         step = record(operation, [_goal(array) for array in operands.values()])
         results = {name: of(step, number) for number, name in enumerate(operation.results)}
         bounded(results["key"])
-        return replace(self, **results)
+        return self._with(**results)
+
+    def _with(self, **changed: Array) -> KVCache:
+        """The cache with other arrays. Small ones that it keeps are its own: they live on where this one is donated."""
+        small = {name: getattr(self, name) for name in ("pages", "lengths", "written") if name not in changed}
+        return replace(self, **{name: of(*_goal(x)) for name, x in small.items() if x is not None}, **changed)
 
     def _arrays(self) -> dict[str, Array]:
         """The Arrays by name, in the order that operations take them."""

@@ -130,9 +130,14 @@ def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], val
 
 
 def _kept(argument: Array) -> Array:
-    """An argument that is returned: a NumPy value that its owner may still change is copied."""
+    """An argument that is returned, as another Array: it lives on where the argument is donated.
+
+    A NumPy value that its owner may still change is copied.
+    """
     value = argument._step.values[argument._result]
-    return asarray(value) if isinstance(value, np.ndarray) and value.flags.writeable else argument
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        return asarray(value)
+    return of(argument._step, argument._result)
 
 
 def _give_up(

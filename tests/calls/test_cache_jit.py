@@ -203,3 +203,21 @@ def test_an_eager_loop_leaves_memory_flat():
     run(300)
     assert _runtime.device().memory.reserved == reserved
     assert resident() - before < 8 << 20
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_cache_gave_outlives_its_donation(layout: str):
+    """Page tables and the like pass from cache to cache: each has its own."""
+    donating, copying = Decoder(), Decoder(donate=False)
+    truncate = wa.jit(lambda cache: cache.truncate(2))
+    prompt = normal(np.random.default_rng(3), 2, 3, 2, 16)
+    for give in (
+        lambda cache: copying.step(cache, *token(0))[0],
+        lambda cache: cache.append(*token(0)[:2]),
+        truncate,
+    ):
+        cache = KVCache.create(2, 64, 2, 16, **LAYOUTS[layout]).append(prompt, prompt).reserve(2)
+        given = give(cache)
+        expected = right(given, token(2)[2]).out
+        donating.step(cache, *token(1))
+        check(np.asarray(nn.cached_attention(token(2)[2], given)), expected)
