@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ._dtypes import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, int4, int8, uint8
-from ._graph.cache_rules import row_size, scale_count
 from ._kernels.kernel import FAR
+from ._kernels.stored import row_size, scale_count
 
 DTYPES = (float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, int4)
 PAGE_SIZE = 32  # tokens a page, unless told

@@ -13,10 +13,10 @@ from wgattn._array import Array, asarray, of
 from wgattn._dtypes import FLOATS, bfloat16, float8_e5m2, float16, float32, int8, int32, uint8, uint32
 from wgattn._errors import UnsupportedError
 from wgattn._graph import operations as op
-from wgattn._graph.cache_rules import row_size, scale_count
 from wgattn._graph.graph import Aval
 from wgattn._graph.rules import infer
 from wgattn._graph.text import as_text
+from wgattn._kernels.stored import row_size, scale_count
 from wgattn._record import record
 
 B, C, K, H, Hv, T = 2, 16, 3, 40, 33, 5

@@ -15,10 +15,10 @@ from wgattn import _reference_cache as reference
 from wgattn._array import of
 from wgattn._dtypes import bfloat16, float8_e4m3fn, float16, float32, int8, int32, short_name, uint8
 from wgattn._graph import operations as op
-from wgattn._graph.cache_rules import row_size, scale_count
 from wgattn._graph.graph import Graph, Use, View
 from wgattn._graph.rewrite import fuse
 from wgattn._kernels.rotation import Rope
+from wgattn._kernels.stored import row_size, scale_count
 from wgattn._record import record
 from wgattn._runtime.profile import DeviceProfile
 from wgattn._runtime.program import CopyBuffer, Dispatch

@@ -2,8 +2,8 @@
 
 from wgattn._dtypes import FLOATS, int32
 from wgattn._errors import UnsupportedError
+from wgattn._kernels.stored import SIDES
 
-from .cache_rules import SIDES
 from .graph import Aval
 from .operations import BroadcastTo, CacheAppend, CacheRows, Cast, Elementwise, Rotate, Slice
 from .recorder import Forward, Recorder, V

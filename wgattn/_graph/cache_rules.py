@@ -3,26 +3,12 @@
 from collections.abc import Sequence
 
 from wgattn._dtypes import FLOATS, float8_e4m3fn, float8_e5m2, float32, int8, int32, uint8
+from wgattn._kernels.stored import SIDES, row_size, scale_count
 
 from .graph import Aval, describe
 from .operations import CacheAppend, CacheMove, CacheRows
 
 STORED = (*FLOATS, int8, uint8, float8_e4m3fn, float8_e5m2)  # uint8: two int4 a byte
-BLOCK = 32  # int4 values that share a scale
-SIDES = ("key", "value")
-
-
-def scale_count(dtype: object, head_dim: int) -> int:
-    """How many scales a row of `head_dim` values has: 1 in int8, one for 32 values in int4 (uint8), else 0."""
-    return {int8: 1, uint8: -(-head_dim // BLOCK)}.get(dtype, 0)
-
-
-def row_size(dtype: object, head_dim: int) -> int:
-    """The elements of a stored row: whole words, int4 in whole blocks of 16 bytes.
-
-    Example: row_size(float16, 66) is 68, row_size(uint8, 66) is 48.
-    """
-    return 16 * scale_count(dtype, head_dim) if dtype == uint8 else -(-head_dim // 4) * 4
 
 
 def append_avals(append: CacheAppend, operands: Sequence[Aval]) -> tuple[Aval, ...]:

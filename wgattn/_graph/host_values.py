@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from wgattn._dtypes import bool_, int32, uint32
+from wgattn._kernels.stored import SIDES
 
 from .graph import Aval
 from .operations import (
@@ -57,7 +58,7 @@ def evaluated(operation: object, aval: Aval, operands: list[np.ndarray], avals: 
 def _lengths(append: CacheAppend, operands: list[np.ndarray], avals: Sequence[Aval]) -> np.ndarray:
     """The lengths after an append, as its kernel counts them."""
     given = dict(zip(append.operands, avals, strict=True))
-    side = next(name for name in ("key", "value") if name in given)
+    side = next(name for name in SIDES if name in given)
     tokens, capacity = given[f"new_{side}"].shape[1], given[side].shape[1]
     if "pages" in given:
         capacity *= given["pages"].shape[1]

@@ -8,6 +8,7 @@ import numpy as np
 
 from wgattn._dtypes import FLOATS, STORAGE, bool_, float32, int32, is_float
 from wgattn._kernels.attention.problem import ROW_OPERANDS
+from wgattn._kernels.stored import row_elements
 
 from .cache_rules import append_avals, move_avals, rows_avals
 from .graph import Aval, Node, Use, View
@@ -32,7 +33,7 @@ from .operations import (
     Sum,
     Transpose,
 )  # fmt: skip
-from .stored import check_pages, check_storage, row_elements
+from .stored import check_pages, check_storage
 
 ARITHMETIC = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 LOGICAL = ("logical_and", "logical_or", "logical_not")

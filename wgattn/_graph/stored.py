@@ -2,25 +2,19 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from wgattn._dtypes import FLOATS, float8_e4m3fn, float8_e5m2, float32, int8, uint8
+from wgattn._dtypes import FLOATS, float32
 from wgattn._kernels.attention.problem import Call
+from wgattn._kernels.stored import scale_count
 
-from .cache_rules import row_size, scale_count
+from .cache_rules import STORED
 from .graph import Aval, describe
-
-
-def row_elements(dtype: np.dtype, dim: int) -> int:
-    """The elements of a head's row of `dim` values: those of uint8, packed int4, are bytes of whole blocks."""
-    return row_size(dtype, dim) if dtype == uint8 else dim
 
 
 def check_storage(call: Call, given: Mapping[str, Aval], dims: tuple[int, int]) -> None:
     """What caches add: types that only store, with scales where they need them, and rings."""
     key, value = given["key"], given["value"]
     for name in ("query", "key", "value"):
-        known = FLOATS if name == "query" else (*FLOATS, float8_e4m3fn, float8_e5m2, int8, uint8)
+        known = FLOATS if name == "query" else STORED
         if given[name].dtype not in known:
             raise TypeError(f"attention: {name} must not be {given[name].dtype.name}")
     counts = tuple(scale_count(x.dtype, dim) for x, dim in zip((key, value), dims, strict=True))

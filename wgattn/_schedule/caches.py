@@ -9,6 +9,7 @@ from wgattn._graph.graph import Graph, Node, Use
 from wgattn._kernels.array import cache_append, cache_move, cache_rows
 from wgattn._kernels.kernel import Operand
 from wgattn._kernels.rotation import TABLES
+from wgattn._kernels.stored import SIDES
 
 from .operands import nbytes
 
@@ -99,7 +100,7 @@ def moved_bytes(graph: Graph, node: Node) -> int | None:
         case op.CacheAppend(operands):
             given = dict(zip(operands, map(graph.aval, node.uses), strict=True))
             total = 0
-            for side in ("key", "value"):
+            for side in SIDES:
                 if side in given:
                     new, stored = given[f"new_{side}"], given[side]
                     row = stored.shape[-1] * stored.dtype.itemsize

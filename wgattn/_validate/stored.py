@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._kernels.attention.problem import Call
+from .._kernels.stored import scale_count
 from .._reference import rotate, rotation
 from .._reference_cache import dequantise, gather
 
@@ -26,7 +27,7 @@ def stored(call: Call, operands: Mapping[str, np.ndarray]) -> Stored:
     (B, T, _, H), Hv = query.shape, call.value_dim or operands["value"].shape[-1]
     lengths = np.broadcast_to(operands["key_value_lengths"], (B,)).astype(np.int64)
     scales = operands.get("scales")
-    count = 0 if scales is None else scales.shape[-1] - (-(-Hv // 32) if key.dtype == np.uint8 else 1)
+    count = 0 if scales is None else scales.shape[-1] - scale_count(key.dtype, Hv)
     sides = {
         "key": dequantise(key, None if scales is None else scales[..., :count], H),
         "value": dequantise(operands["value"], None if scales is None else scales[..., count:], Hv),

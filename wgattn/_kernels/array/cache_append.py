@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from wgattn._dtypes import float8_e4m3fn, float8_e5m2, short_name, uint8, uint32
+from wgattn._dtypes import float8_e4m3fn, float8_e5m2, short_name, uint32
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.array import pointwise
 from wgattn._kernels.kernel import (
@@ -25,12 +25,12 @@ from wgattn._kernels.kernel import (
     fold_workgroups,
 )
 from wgattn._kernels.rotation import DIGITS, TABLES, Rope
+from wgattn._kernels.stored import BLOCK, SIDES, scale_count
 from wgattn._runtime.profile import DeviceProfile
 
 NAME = "cache_append"
 WORKGROUP = 64
 WORD = 4
-SIDES = ("key", "value")
 SMALL = ("lengths", "counts", "pages")
 MOST = {"i8": 127, "u8": 7}
 
@@ -73,7 +73,7 @@ class Append:
     @property
     def unit(self) -> int:
         """The elements that a thread writes at a time."""
-        return 32 if self.stored == "u8" else 4
+        return BLOCK if self.stored == "u8" else 4
 
     @property
     def lanes(self) -> int:
@@ -249,7 +249,7 @@ def _launch(
         values |= {f"{side}_dim": dim, f"{side}_words": stored.shape[3] * stored.itemsize // WORD}
         if "scales" in operands:
             values[f"{side}_block"] = block
-            block += -(-dim // 32) if stored.dtype == uint8 else 1
+            block += scale_count(stored.dtype, dim)
         start, nbytes, values[f"new_{side}_at"] = pointwise.window(new, limits.offset_alignment)
         resources[f"new_{side}"] = Bytes(f"new_{side}", start, nbytes)
         steps = zip("btkh", new.strides, strict=True)

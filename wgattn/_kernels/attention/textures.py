@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wgattn._dtypes import float32, uint8
+from wgattn._dtypes import float32
 from wgattn._kernels.attention.boxes import Box, binds, cut
 from wgattn._kernels.attention.inputs import Rows, texel_dtype
 from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.kernel import CopyToTexture, Launch, Operand, Scalar, Scratch, Texture
+from wgattn._kernels.stored import row_elements
 from wgattn._kernels.texture import Held, Rotation, Row, Texels, fields, fill, lay
 from wgattn._runtime.profile import Limits
 
@@ -19,11 +20,6 @@ WHOLE_POOL = 8  # a pool up to so many times the tokens that a call reads is cop
 def stored_names(problem: AttentionProblem) -> tuple[str, ...]:
     """What is read of a key from textures."""
     return ("key", "value", "scales") if problem.scales else ("key", "value")
-
-
-def row_elements(dtype: np.dtype, dim: int) -> int:
-    """Elements of a row of `dim` values: bytes are packed int4, whole blocks of it."""
-    return -(-dim // 32) * 16 if dtype == uint8 else dim
 
 
 def rows_of(name: str, part: Operand) -> Operand:
