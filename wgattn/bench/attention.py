@@ -66,11 +66,11 @@ def attention_row(case: Case, ceilings: Ceilings, peers: tuple[str, ...], pace: 
     Raises ValidationError where wgattn's result is off: then nothing is timed.
     """
     profile = _runtime.current_profile()
-    arrays = _arrays(case)
+    arrays = arrays_of(case)
     done("the reference")
-    right = _right(case, case.workload, arrays, pace.logits)
+    right = right_of(case, case.workload, arrays, pace.logits)
     done("wgattn")
-    ours = _ours(case.command, case.workload, arrays)
+    ours = ours_of(case.command, case.workload, arrays)
     contestants = {"wgattn": ours.contestant("wgattn", profile)}
     error, ok = right.error(contestants["wgattn"].results())
     if not ok:
@@ -114,8 +114,8 @@ def _others(
     found: dict[str, Callable[[], Entrant]] = {}
 
     def own(name: str, workload: Workload) -> Entrant:
-        against = right if workload.cache == case.workload.cache else _right(case, workload, arrays, pace.logits)
-        return Entrant(_ours(command, workload, arrays).contestant(name, profile), against)
+        against = right if workload.cache == case.workload.cache else right_of(case, workload, arrays, pace.logits)
+        return Entrant(ours_of(command, workload, arrays).contestant(name, profile), against)
 
     for name, workload in case.beside:
         found[name] = partial(own, name, workload)
@@ -129,7 +129,8 @@ def _others(
     return found | {name: partial(peer, name) for name in peers if case.has_peers}
 
 
-def _arrays(case: Case) -> Arrays:
+def arrays_of(case: Case) -> Arrays:
+    """What goes into the call; for a backward one with the cotangent, the last."""
     arrays = case.workload.arrays()
     if case.command == "backward":
         shape = *arrays["query"].shape[:3], case.workload.Hv
@@ -138,14 +139,16 @@ def _arrays(case: Case) -> Arrays:
     return arrays
 
 
-def _right(case: Case, workload: Workload, arrays: Arrays, logits: int) -> Right:
+def right_of(case: Case, workload: Workload, arrays: Arrays, logits: int) -> Right:
+    """The reference of `workload`, a call of the case's command, at rows that hold so many logits at most."""
     if case.command == "decode":
         return checking.decode(workload, arrays, workload.cache)
     check = checking.backward if case.command == "backward" else checking.forward
     return check(workload, arrays, logits)
 
 
-def _ours(command: Command, workload: Workload, arrays: Arrays) -> Ours:
+def ours_of(command: Command, workload: Workload, arrays: Arrays) -> Ours:
+    """wgattn's call."""
     make = {"forward": calls.forward, "backward": calls.backward, "decode": calls.decode}
     return make[command](workload, arrays)
 
