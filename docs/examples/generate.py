@@ -2,7 +2,7 @@
 
 The character model of train_char_lm.py learns the Zen of Python in a few seconds. Then it goes on from three prompts of
 different lengths, greedily: once with a cache, once computing all of the text again for each letter. The letters are
-the same, and once warm the cached loop compiles nothing:
+the same, and once warm the cached loop traces nothing:
 
     pip install optax
     python docs/examples/generate.py --dtype int8 --layout paged
@@ -20,13 +20,13 @@ import numpy as np
 from train_char_lm import ALPHABET, LAYERS, B, H, K, N, Params, T, encode, norm, train
 
 import wgattn
-from wgattn import _run
 from wgattn.jax import CacheHandle
 
 PROMPTS = ["Beautiful is", "There should be one-- and preferably only", "Now is"]
 CHUNK = 16  # tokens of a prompt that are given at once
 SEEN = (T - 1, 0)  # the model was trained on T letters: each sees the T - 1 before it
 ROPE = wgattn.nn.Rope()
+traced: list[tuple[int, ...]] = []  # the tokens' shape of each trace of `step`: what JAX compiled it for
 
 
 def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -62,6 +62,7 @@ def step(
 
     A chunk of the prompts, or with T = 1 the letters that were just written.
     """
+    traced.append(tokens.shape)
     grown = list(caches)
 
     def attend(number: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -101,7 +102,7 @@ def again(params: Params, tokens: jax.Array, lengths: jax.Array, dtype: str) -> 
 def write(params: Params, letters: int, **options: Any) -> tuple[np.ndarray, float, int]:
     """So many letters (prompts, letters) behind each prompt, with caches of such options.
 
-    Also the letters a second, and how many programs were compiled once there was a first letter.
+    Also the letters a second, and how often a step was traced once there was a first letter.
     """
     prompts = [encode(prompt) for prompt in PROMPTS]
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
@@ -116,7 +117,7 @@ def write(params: Params, letters: int, **options: Any) -> tuple[np.ndarray, flo
         caches, found = step(params, caches, whole[:, start : start + CHUNK], counts)
         token = jnp.where(counts > 0, found, token)
     caches, following = step(params, caches, token[:, None], ones)  # the first of its kind: compiled
-    written, compiled = [token, following.block_until_ready()], programs()
+    written, warm = [token, following.block_until_ready()], len(traced)
     began = time.perf_counter()
     while len(written) < letters:
         caches, following = step(params, caches, written[-1][:, None], ones)
@@ -125,7 +126,7 @@ def write(params: Params, letters: int, **options: Any) -> tuple[np.ndarray, flo
     rate = (letters - 2) * len(prompts) / (time.perf_counter() - began)
     for cache in caches:
         cache.free()
-    return text, rate, programs() - compiled
+    return text, rate, len(traced) - warm
 
 
 def write_again(params: Params, letters: int, dtype: str) -> tuple[np.ndarray, float]:
@@ -143,11 +144,6 @@ def write_again(params: Params, letters: int, dtype: str) -> tuple[np.ndarray, f
     return np.stack([row[n : n + letters] for row, n in zip(text, lengths, strict=True)]), rate
 
 
-def programs() -> int:
-    """How many programs JAX has compiled for a step, and wgattn in all."""
-    return step._cache_size() + len(_run._compiled)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write text with a KV cache, and without one.")
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16", "int8"], default="float16")
@@ -157,12 +153,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     params, losses = train(jax.nn.dot_product_attention, options.steps)
     print(f"trained {options.steps} steps of {B} x {T} letters to a loss of {losses[-1]:.3f}", flush=True)
-    text, rate, compiled = write(params, options.letters, dtype=options.dtype, layout=options.layout)
-    print(f"{options.dtype}, {options.layout}: {rate:.0f} letters a second, {compiled} programs compiled once warm")
+    text, rate, again_traced = write(params, options.letters, dtype=options.dtype, layout=options.layout)
+    print(f"{options.dtype}, {options.layout}: {rate:.0f} letters a second, traced {again_traced} times once warm")
     right, slow = write_again(params, options.letters, options.dtype)
     print(f"from all of the text each time: {slow:.0f} letters a second", flush=True)
     assert np.array_equal(text, right), "the letters are those of attention that is computed again"
-    assert compiled == 0
+    assert again_traced == 0
     for prompt, row in zip(PROMPTS, text, strict=True):
         print(f"\n{prompt}|" + "".join(ALPHABET[token] for token in row))
 

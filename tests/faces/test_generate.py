@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from wgattn import _run
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE, PAGE = ROOT / "docs" / "examples" / "generate.py", ROOT / "docs" / "generation.md"
 STEPS, LETTERS = 150, 40
@@ -36,13 +38,25 @@ def params(example: ModuleType) -> Any:
 
 @pytest.mark.device
 @pytest.mark.parametrize(("dtype", "layout"), [("float16", "dense"), ("float32", "paged"), ("int8", "paged")])
-def test_letters_are_those_without_a_cache(example: ModuleType, params: Any, dtype: str, layout: str) -> None:
+def test_letters_are_those_without_a_cache(
+    example: ModuleType, params: Any, dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts of different lengths in chunks, then a letter at a time; once warm nothing is compiled."""
-    text, rate, compiled = example.write(params, LETTERS, dtype=dtype, layout=layout)
+    step, compiled = example.step, []
+
+    def counted(*given: Any) -> Any:
+        found = jax.block_until_ready(step(*given))
+        compiled.append(len(_run._compiled))
+        return found
+
+    monkeypatch.setattr(example, "step", counted)
+    chunks = -(-max(map(len, example.PROMPTS)) // example.CHUNK)
+    text, rate, traced = example.write(params, LETTERS, dtype=dtype, layout=layout)
     right, slow = example.write_again(params, LETTERS, dtype)
     assert text.shape == (len(example.PROMPTS), LETTERS)
     assert np.array_equal(text, right)
-    assert compiled == 0
+    assert traced == 0
+    assert len(set(compiled[chunks:])) == 1
     assert min(rate, slow) > 0
 
 
@@ -55,7 +69,7 @@ def test_the_command_prints(
     trained, cached, computed, *text = capsys.readouterr().out.splitlines()
     assert trained.endswith("to a loss of 0.500")
     assert cached.startswith("int8, dense: ")
-    assert cached.endswith(", 0 programs compiled once warm")
+    assert cached.endswith(", traced 0 times once warm")
     assert computed.startswith("from all of the text each time: ")
     assert next(line for line in text if "|" in line).startswith(f"{example.PROMPTS[0]}|")
 
