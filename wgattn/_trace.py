@@ -154,7 +154,7 @@ def _give_up(
         array, stored, aval = arrays[i], inputs[i], arrays[i]._aval
         shared = stored.shared or i in returned or sum(other.buffer is stored.buffer for other in inputs) > 1
         if i in returned:
-            arrays[i] = of(leaf(stored, aval, known(array._step, array._result)))
+            arrays[i] = of(array._step, array._result)  # the same step, which others may hold too
         if not shared:
             held[i] = ref(array._step)
         array._step, array._result = leaf(dead, aval), 0

@@ -221,3 +221,15 @@ def test_what_a_cache_gave_outlives_its_donation(layout: str):
         expected = right(given, token(2)[2]).out
         donating.step(cache, *token(1))
         check(np.asarray(nn.cached_attention(token(2)[2], given)), expected)
+
+
+def test_a_donated_argument_that_is_returned_is_still_what_others_wait_for():
+    """What was recorded before keeps the old tokens, though the truncated cache is written in place later."""
+    donating, truncate = Decoder(), wa.jit(lambda cache: cache.truncate(1), donate_argnums=0)
+    prompt = normal(np.random.default_rng(4), 2, 3, 2, 16)
+    cache = donating.step(KVCache.create(2, 64, 2, 16, dtype=np.float32).append(prompt, prompt), *token(0))[0]
+    before, kept = np.asarray(cache.key), wa.jit(lambda cache: cache.truncate(3))(cache)
+    waits = cache.append(*token(1)[:2])
+    donating.step(truncate(cache), *token(2))
+    assert np.array_equal(np.asarray(waits.key)[:, :4], before[:, :4])
+    assert np.array_equal(np.asarray(kept.key), before)
