@@ -13,6 +13,8 @@ from jaxtyping import install_import_hook
 
 from tests import typechecker
 
+os.environ["WGATTN_TUNED"] = "0"  # what the user tuned is no part of a test; subprocesses inherit it
+
 install_import_hook("wgattn", f"{typechecker.__name__}.checked")
 with typechecker.known_kinds():
     importlib.import_module("wgattn")

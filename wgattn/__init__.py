@@ -36,8 +36,7 @@ from ._gradient import value_and_grad as value_and_grad
 from ._gradient import vjp as vjp
 from ._jit import jit as jit
 from ._jit import make_graph as make_graph
-
-__version__ = "0.1.0"
+from ._version import __version__ as __version__
 
 
 def __getattr__(name: str) -> _Any:

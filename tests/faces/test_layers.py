@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "wgattn"
 FLOORS = {
     "_errors": 0,
     "_terminal": 0,
+    "_version": 0,
     "_dtypes": 0,
     "_reference": 0,
     "_reference_gradient": 0,

@@ -52,6 +52,7 @@ def profile_lines(report: dict[str, Any]) -> dict[str, str]:
         "features": ", ".join(name for name, there in features.items() if there),
         "matrix units": ", ".join(profile["matrix"]) or "none that this provider can use",
         "limits": "\n".join(text.format(limits[name]) for name, text in LIMIT_TEXTS.items() if limits[name]),
+        "tuned": ", ".join(f"{name} {value}" for name, value in profile["tuned"]) or "nothing: see `wgattn tune`",
         "choose": "WGATTN_ADAPTER takes an index or a part of a name, WGATTN_PROVIDER takes wgpu or dawn",
     }
 

@@ -1,5 +1,6 @@
 """Floor 1: the device, and Programs run on it. Nothing above this floor touches a WebGPU library."""
 
+from . import tuned as tuned
 from .advice import gpu_driver as gpu_driver
 from .current import adapter_report as adapter_report
 from .current import check_not_forked as check_not_forked

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .._errors import DeviceLostError, UnsupportedError, WgattnError
 from . import provider as providers
+from . import tuned
 from .memory import Buffer, Memory, Texture, as_bytes
 from .pipelines import Pipelines
 from .profile import DeviceProfile, Limits
@@ -85,6 +86,8 @@ class Device:
             least, most = provider.subgroup_least(adapter, size), provider.subgroup_most(adapter, size)
             on_cpu = {"subgroup_size": size} if info.kind == "cpu" else {}
             self.profile = replace(self.profile, subgroup_least=least, subgroup_most=most, **on_cpu)
+        if override == ProfileOverride():  # a stand-in for another device is not the one that was tuned
+            self.profile = replace(self.profile, tuned=tuned.constants_for(self.profile))
 
     def check_alive(self) -> None:
         """Raise DeviceLostError once the device is gone, WgattnError in a forked child."""
