@@ -124,6 +124,54 @@ def explain(
     command(call, profile, wgsl, json)
 
 
+@app.command()
+def tune(
+    q: Annotated[
+        str | None,
+        typer.Option("--q", metavar="B,T,N,H", help="Tune for one call, with this query, not for common ones."),
+    ] = None,
+    keys: Keys = None,
+    kv_heads: KvHeads = None,
+    value_dim: ValueDim = None,
+    dtype: Dtype = "f32",
+    causal: Causal = False,
+    window: Window = None,
+    offset: Offset = None,
+    rope: Rope = False,
+    softcap: Softcap = None,
+    sinks: Sinks = False,
+    bias: Bias = None,
+    mask: Mask = None,
+    implementation: Implementation = None,
+    cache: Annotated[
+        str | None, typer.Option("--cache", help="With T = 1: what the cache stores: float32, float16, int8, …")
+    ] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="With --q, tune the backward pass.")] = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=5, help="Timed rounds; medians are compared.")] = 5,
+    json: Json = False,
+    show: Annotated[bool, typer.Option("--show", help="Print what was kept, and where.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Remove what was kept.")] = False,
+) -> None:
+    """Try what kernels could do differently on this device, and keep what is faster for later processes."""
+    from wgattn._cli import tune as command
+
+    if show or forget:
+        command.shown(json) if show else command.forget()
+        return
+    case = None
+    if q is not None:
+        from wgattn._cli.options import workload
+        from wgattn.bench.presets import single
+
+        call = workload(
+            q, keys, kv_heads, value_dim, dtype,
+            causal=causal, window=window, offset=offset, rope=rope, softcap=softcap, sinks=sinks, bias=bias, mask=mask,
+            implementation=implementation, cache=cache,
+        )  # fmt: skip
+        (case,) = single("backward" if backward else "decode" if cache else "forward", call, False)
+    raise typer.Exit(command.tune(case, rounds, json))
+
+
 def run() -> None:
     """Run the command line; an error is one message on stderr and exit code 1."""
     try:
