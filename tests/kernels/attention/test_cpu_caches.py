@@ -13,7 +13,7 @@ from tests.kernels.attention.test_families import refused_here
 from tests.tolerance import check, check_residual
 from wgattn import _runtime
 from wgattn._dtypes import bfloat16, float16
-from wgattn._kernels.attention import decode_lanes, flash_rows, textures
+from wgattn._kernels.attention import decode_lanes, flash_rows, lanes, textures
 from wgattn._kernels.kernel import CopyToTexture, Plan
 from wgattn._kernels.rotation import Rope
 
@@ -182,7 +182,7 @@ def test_parts(family: ModuleType, dtype: str, layout: dict[str, int], rope: Rop
 @pytest.mark.parametrize("dtype", ["i8", "f16"])
 def test_parts_that_fit_the_cache_of_a_cpu(family: ModuleType, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a call has few rows, as many keys are copied at once as stay in it, and the parts are merged."""
-    monkeypatch.setattr(flash_rows, "CACHED", 1 << 16)
+    monkeypatch.setattr(lanes, "CACHED", 1 << 16)
     compare(family, cache_of(dtype, [1300, 700, 3], 1400, H=64), T=2)
     compare(family, cache_of(dtype, [1300, 700, 3], 1400, H=64), T=2, window=300)
 

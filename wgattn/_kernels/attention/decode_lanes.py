@@ -1,18 +1,15 @@
 """Decode, head dims in lanes: one query row a head against all keys, one key a loop turn. For CPU adapters."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from wgattn._dtypes import short_name
-from wgattn._kernels.attention.boxes import Box, whole
-from wgattn._kernels.attention.flash_rows import cached_part, lanes_support, max_keys, part_candidates, parts
-from wgattn._kernels.attention.inputs import bindings, constants, parameters, texel_dtype
-from wgattn._kernels.attention.launches import plan_buffers
-from wgattn._kernels.attention.naming import variant_name
-from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
-from wgattn._kernels.attention.textures import Textures, row_elements, stored_names, texture_fields, unbuffered
+from wgattn._kernels.attention import lanes
+from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.inputs import texel_dtype
+from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.attention.textures import stored_names
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
-from wgattn._kernels.texture import FOLD, TEXEL
+from wgattn._kernels.stored import row_elements
+from wgattn._kernels.texture import TEXEL
 from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "decode_lanes"
@@ -24,7 +21,7 @@ TURN = 2  # keys a loop turn: values that are carried round it, and the fading o
 def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if problem.queries != "one":
         return unsupported("it takes T = 1 alone")
-    return lanes_support(problem, profile)
+    return lanes.supports(problem, profile)
 
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
@@ -46,37 +43,22 @@ def lanes_a_key(problem: AttentionProblem, subgroup: int) -> int:
 
 
 def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
-    return part_candidates()
+    return lanes.part_candidates()
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
-    subgroup = profile.subgroup_size or 0
-    heads = heads_at_once(problem.group)
-    lanes = lanes_a_key(problem, subgroup)
-    return Variant(
-        family=name,
-        name=variant_name(name, problem, partial, f"n{heads}", f"sg{subgroup}"),
-        template="attention/decode_lanes.wgsl",
-        constants=(
-            *constants(problem, partial, unbuffered(stored_names(problem))),
-            *((f"{operand}_texel", short_name(texel_dtype(problem, operand))) for operand in ("key", "value")),
-            ("stored_names", stored_names(problem)),
-            ("FOLD", FOLD),
-            ("HEADS", heads),
-            ("TURN", TURN),
-            ("LANES", lanes),
-            ("BESIDE", subgroup // max(lanes, 1)),
-            ("SUBGROUP", subgroup),
-            ("row_steps", tuple(1 << i for i in range(lanes.bit_length() - 1))),
-            ("join_steps", tuple(1 << i for i in range(lanes.bit_length() - 1, subgroup.bit_length() - 1))),
-        ),
-        bindings=bindings(problem, partial, unbuffered(stored_names(problem))),
-        parameters=parameters(
-            problem, unbuffered(stored_names(problem)), texture_fields(stored_names(problem), problem.paged)
-        ),
-        features=frozenset({"subgroup"}),
-        reason=f"CPU adapter with subgroups of {subgroup}, one query row a head: lanes hold head dims",
+    subgroup, heads = profile.subgroup_size or 0, heads_at_once(problem.group)
+    beside = lanes_a_key(problem, subgroup)
+    own = (
+        ("HEADS", heads),
+        ("TURN", TURN),
+        ("LANES", beside),
+        ("BESIDE", subgroup // max(beside, 1)),
+        ("row_steps", lanes.steps(1, beside)),
+        ("join_steps", lanes.steps(beside, subgroup)),
     )
+    reason = ", one query row a head: lanes hold head dims"
+    return lanes.variant(name, problem, profile, partial, stored_names(problem), f"n{heads}", own, reason)
 
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
@@ -87,22 +69,18 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         share = min(group, box.size("n"))
         return -(-share // heads) * (box.size("n") // share) * box.batch
 
-    textures = Textures(stored_names(problem), problem, call, operands, profile.limits)
-    all_of = whole(operands, key_count(call, operands))
-    looped = max_keys(profile, TURN, loops=2 + problem.segments + problem.paged)
-
     def splits(box: Box) -> int:
-        return max(parts(workgroups(box), box.size("s"), profile), -(-box.size("s") // LONGEST_SUM))
+        return max(lanes.parts(workgroups(box), box.size("s"), profile), -(-box.size("s") // LONGEST_SUM))
 
-    entries, cached = cached_part(textures, workgroups(all_of), looped, splits(all_of))
-    return plan_buffers(
+    return lanes.plan(
         problem,
         call,
         operands,
         profile,
+        stored_names(problem),
         lambda partial: variant(problem, profile, partial),
         workgroups,
         splits,
-        max_keys=cached,
-        textures=replace(textures, most_entries=entries),
+        lanes.max_keys(profile, TURN, loops=2 + problem.segments + problem.paged),
+        near=True,
     )

@@ -10,7 +10,7 @@ from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.backward.texels import NAMES, texel_dtype
 from wgattn._kernels.attention.backward.work import ADDING, key_heads, shader, sums_binding
 from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.flash_rows import SUBGROUPS
+from wgattn._kernels.attention.lanes import device_support
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.attention.textures import texture_fields
@@ -25,12 +25,9 @@ UNROLLED = 512  # how many products of own and streamed elements a turn writes o
 
 def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
     widest = max(problem.sweep.head_dim, problem.sweep.value_dim)
-    if not profile.is_cpu:
-        return unsupported(f"it is for CPU adapters; {profile.name} is a GPU, where a lane cannot hold a whole row")
-    if not profile.subgroups or profile.subgroup_size not in SUBGROUPS:
-        return unsupported(
-            f"it needs subgroups of 4, 8 or 16 lanes; {profile.name} has {profile.subgroup_size or 'none'}"
-        )
+    device = device_support(profile)
+    if not device:
+        return device
     if widest > MAX_DIM:
         return unsupported(f"it takes head dims up to {MAX_DIM}, this is {widest}")
     if profile.limits.storage_textures < len(NAMES):
