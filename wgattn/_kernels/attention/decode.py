@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, split_candidates, splits_for
+from wgattn._kernels.attention.launches import enough_buffers, plan_row, split_candidates
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
@@ -17,7 +16,6 @@ WORKGROUP = 128
 TURN = 4  # loads of K or V that a thread has under way at once
 KEYS = (2, 1)  # keys a thread, the faster first: two share a read of q
 GATHERED = 8  # of the numbers that threads have for a head, a first step leaves so many
-SPLIT_KEYS = 256  # a split has no fewer keys: the merge reads every split
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +108,14 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
     share = _share(problem, profile)
-    head_blocks = -(-problem.group // share.heads)
-
-    def workgroups(box: Box) -> int:
-        return box.batch * (box.size("n") // problem.group) * head_blocks
-
-    return plan_buffers(
+    return plan_row(
         problem,
         call,
         operands,
         profile,
         lambda partial: variant(problem, profile, partial),
-        workgroups,
-        splits_of=lambda box: splits_for(workgroups(box), box.size("s"), SPLIT_KEYS, profile),
-        max_keys=_max_keys(problem, share, profile),
-        whole_groups=True,
+        share.heads,
+        _max_keys(problem, share, profile),
     )
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from wgattn._dtypes import float32, short_name
-from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, split_candidates, splits_for
+from wgattn._kernels.attention.launches import enough_buffers, plan_row, split_candidates
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
@@ -21,7 +20,6 @@ MOST_HEADS = 8  # query heads that one read of a key serves
 ELEMENTS = 32  # of a lane's query and of its sums, over its heads: what stays in registers
 MOST_ELEMENTS = 96  # where no team is large enough for that
 TEAMS = (8, 16, 32, 4)  # lanes, as they are tried: eight read whole cache lines of most types
-SPLIT_KEYS = 256  # a split has no fewer keys: the merge reads every split
 SLACK = 8.0  # how far a logit may lie above the running maximum
 
 
@@ -160,21 +158,14 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
     team = _team(problem, profile)
-    head_blocks = -(-problem.group // team.heads)
-
-    def workgroups(box: Box) -> int:
-        return box.batch * (box.size("n") // problem.group) * head_blocks
-
-    return plan_buffers(
+    return plan_row(
         problem,
         call,
         operands,
         profile,
         lambda partial: variant(problem, profile, partial),
-        workgroups,
-        splits_of=lambda box: splits_for(workgroups(box), box.size("s"), SPLIT_KEYS, profile),
-        max_keys=_max_keys(problem, team, profile),
-        whole_groups=True,
+        team.heads,
+        _max_keys(problem, team, profile),
     )
 
 

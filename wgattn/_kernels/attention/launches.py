@@ -31,6 +31,7 @@ from wgattn._runtime.profile import DeviceProfile, Tuned
 MOST_WORK = {"discrete": 1 << 40, "unknown": 1 << 36, "integrated": 1 << 36, "cpu": None}
 BUSY_WORKGROUPS = {"discrete": 1024, "unknown": 1024, "integrated": 256, "cpu": 1}  # enough to fill a device
 SPLITS = "workgroups"  # the tuned constant in its place
+SPLIT_KEYS = 256  # a split of one query row's keys has no fewer: the merge reads every split
 
 
 def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfile) -> int:
@@ -129,6 +130,30 @@ def plan_buffers(
     if partial:
         scratch["partial"] = Scratch(partial_bytes)
     return Plan(tuple(steps), scratch)
+
+
+def plan_row(
+    problem: AttentionProblem,
+    call: Call,
+    operands: Mapping[str, Operand],
+    profile: DeviceProfile,
+    variant_of: Callable[[bool], Variant],
+    heads: int,
+    max_keys: int | None,
+) -> Plan:
+    """The plan of a family for T = 1: a workgroup serves up to `heads` query heads of a group over a part of the keys.
+
+    The others are `plan_buffers`'.
+    """
+    head_blocks = -(-problem.group // heads)
+
+    def workgroups(box: Box) -> int:
+        return box.batch * (box.size("n") // problem.group) * head_blocks
+
+    def splits(box: Box) -> int:
+        return splits_for(workgroups(box), box.size("s"), SPLIT_KEYS, profile)
+
+    return plan_buffers(problem, call, operands, profile, variant_of, workgroups, splits, max_keys, whole_groups=True)
 
 
 def _bound(variant: Variant, resources: Mapping[str, object]) -> dict:
