@@ -178,7 +178,7 @@ fn tiled(
     var head_sums = array<array<vec4f, HEAD_COLUMNS>, ROWS>();
 %% if problem.segments
 %% if BY == "query"
-    let own_ids = query_segment_range(b, first_own, last_own + 1u);
+    let own_ids = query_segment_range(b, first_own, last_own);
 %% else
     let own_ids = key_segment_range(b, first_own, last_own + 1u);
 %% endif
@@ -190,7 +190,7 @@ fn tiled(
 %% if BY == "query"
         let ids = key_segment_range(b, tile, tile_end);
 %% else
-        let ids = query_segment_range(b, tile, tile_end);
+        let ids = query_segment_range(b, tile, tile_end - 1u);
 %% endif
         if (ids.x > own_ids.y || ids.y < own_ids.x) {
             continue;
@@ -296,22 +296,5 @@ fn tiled(
 }
 %% if problem.segments
 
-// The least and greatest segment id of query rows or keys [first, end). Every thread reads the same words, so the answer is uniform.
-fn query_segment_range(b: u32, first: u32, end: u32) -> vec2i {
-    var ids = vec2i(bitcast<i32>(row_query_segments(b, parameters.t_first + first)));
-    for (var t = first + 1u; t < end; t++) {
-        let id = bitcast<i32>(row_query_segments(b, parameters.t_first + t));
-        ids = vec2i(min(ids.x, id), max(ids.y, id));
-    }
-    return ids;
-}
-
-fn key_segment_range(b: u32, first: u32, end: u32) -> vec2i {
-    var ids = vec2i(bitcast<i32>(row_key_segments(b, first)));
-    for (var s = first + 1u; s < end; s++) {
-        let id = bitcast<i32>(row_key_segments(b, s));
-        ids = vec2i(min(ids.x, id), max(ids.y, id));
-    }
-    return ids;
-}
+{% include "attention/segment_ranges.wgsl" %}
 %% endif
