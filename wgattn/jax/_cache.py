@@ -14,6 +14,7 @@ from wgattn import masks
 from wgattn._array import Array, elementwise
 from wgattn._bind import per_entry, window
 from wgattn._cache import LEAVES, KVCache
+from wgattn._cache_bind import new_tokens
 from wgattn._cache_checks import check_capacity, check_not_negative, check_ring_left
 from wgattn._cache_pages import dealt
 from wgattn._jit import JitFunction, jit
@@ -89,13 +90,14 @@ def truncate(cache: Cache, lengths: int | ArrayLike) -> Cache:
 def reserve(cache: KVCache, tokens: int | ArrayLike) -> KVCache:
     """A paged cache of JAX arrays with pages for `tokens` more tokens a sequence, an int or (B,); not while JAX traces.
 
-    A handle needs none. Raises ValueError beyond the capacity, and where no page is free; TypeError of traced arrays.
+    A handle needs none. Raises ValueError for other tokens than these, beyond the capacity, and where no page is free;
+    TypeError of traced arrays.
     """
     _check(cache)
     if isinstance(cache.pages, Tracer) or isinstance(cache.lengths, Tracer):
         raise TypeError("reserve deals pages out on the host: call it before what JAX traces, or use a CacheHandle")
     lengths = np.asarray(cache.lengths)
-    counts = np.broadcast_to(np.asarray(tokens), lengths.shape)
+    counts = new_tokens(tokens, cache.batch)
     check_capacity(counts, None if cache.form.window is not None else cache.capacity, lengths)
     if cache.form.page_size is None:
         return cache

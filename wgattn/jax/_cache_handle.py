@@ -129,7 +129,10 @@ class CacheHandle:
 
     def _on_host(self, use: str) -> np.ndarray:
         if isinstance(self.array, Tracer):
-            raise TypeError(f"{use} of a cache handle is called outside of what JAX traces")
+            raise TypeError(
+                f"{use} of a cache handle is called outside of what JAX traces: return the handle from the traced "
+                f"function, and call {use} on that"
+            )
         return np.asarray(self.array)
 
     def __repr__(self) -> str:

@@ -51,10 +51,13 @@ class Held:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self, number: int, version: int, lengths: np.ndarray) -> None:
-        """Raise RuntimeError for a handle whose tokens are not there any more."""
+        """Raise RuntimeError for a handle whose tokens are not there any more, ValueError for lengths below 0."""
         there = self.versions.get(version)
         if (lengths < 0).any():
-            raise ValueError(f"a handle was truncated to lengths {lengths.tolist()}: they are at least 0")
+            raise ValueError(
+                f"a handle was truncated to lengths {lengths.tolist()}, and they are at least 0: go on with the handle "
+                "before that"
+            )
         if there is None or (lengths > there).any():
             raise RuntimeError(
                 f"this handle is an older version of cache {number}: (version {version}, lengths {lengths.tolist()}); "
@@ -143,7 +146,10 @@ class OnHeld(HostCallback):
         handle = arrays[0].copy()
         held = _find(handle)
         if (held.cache.form, held.sizes) != (self._form, self._sizes):
-            raise ValueError(f"this handle is that of another cache: {held.cache!r}, of other sizes")
+            raise ValueError(
+                f"this handle is that of another cache, {held.cache!r}, and not of the one that JAX traced this call "
+                "for: keep a handle's array with its own form and sizes"
+            )
         with held.lock:
             held.check(int(handle[0]), int(handle[1]), handle[2:])
             try:

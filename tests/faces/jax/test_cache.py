@@ -226,6 +226,8 @@ def test_pages_of_arrays_are_dealt_out_before() -> None:
         jax.jit(lambda cache: reserve(cache, 5))(cache)
     with pytest.raises(ValueError, match="the capacity is 32"):
         reserve(cache, C + 1)
+    with pytest.raises(ValueError, match="at least 0"):
+        reserve(cache, -1)
     cache = append(reserve(cache, 5), key, value)
     shared = replace(cache, pages=jnp.stack([cache.pages[0]] * 2))  # both go on where the first is
     fails(lambda: append(shared, key[:, :2], value[:, :2]).lengths, ValueError, "shares the page")
