@@ -38,7 +38,7 @@ def check_written(
     given = np.full(len(lengths), tokens) if counts is None else counts
     check_capacity(given, table.shape[1] * page_size, lengths)
     check_pages(table, pages)
-    check_room(table, lengths, given, page_size)
+    check_room(table, lengths, given, page_size, pages)
 
 
 def check_not_negative(lengths: np.ndarray) -> None:
@@ -89,7 +89,7 @@ def check_pages(table: np.ndarray, pages: int) -> None:
         )
 
 
-def check_room(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray, page_size: int) -> None:
+def check_room(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray, page_size: int, pages: int) -> None:
     """Raise ValueError where new tokens have no page, or one that another sequence has too."""
     b, n = touched(lengths, counts, page_size)
     page = table[b, n]
@@ -99,9 +99,10 @@ def check_room(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray, page_
             f"append: sequence {b[page < 0][0]} has no page for its new tokens: call cache.reserve({most}) before the "
             "jitted function, which deals pages out on the host"
         )
-    named = np.bincount(table[table >= 0].ravel(), minlength=int(page.max(initial=0)) + 1)
-    shared = named[page] > 1
-    if shared.any():
+    written = np.zeros(pages + 1, bool)  # the last one is where -1 looks
+    written[page] = True
+    if np.count_nonzero(written[table]) > np.count_nonzero(written):
+        shared = np.bincount(table[table >= 0])[page] > 1
         raise ValueError(
             f"append: sequence {b[shared][0]} shares the page that its new tokens go to: call cache.reserve({most}) "
             "before the jitted function, which copies shared pages"
