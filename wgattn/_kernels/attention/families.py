@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from wgattn._dtypes import is_float, short_name
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention.problem import AttentionProblem, Call
-from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
+from wgattn._kernels.attention.problem import Call
+from wgattn._kernels.kernel import Operand, Plan, Support, Variant
 from wgattn._runtime.profile import DeviceProfile, Tuned
 
 
@@ -24,16 +23,6 @@ class Family(Protocol):
     def candidates(self, problem: Any, profile: DeviceProfile) -> Tuned: ...
     def variant(self, problem: Any, profile: DeviceProfile) -> Variant: ...
     def plan(self, problem: Any, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan: ...
-
-
-def reads_floats(problem: AttentionProblem) -> Support:
-    """Support of a family that reads keys as they stand: floats, key s in slot s."""
-    stored = {short_name(d) for d in (problem.key_dtype, problem.value_dtype) if not is_float(d)}
-    if stored:
-        return unsupported(f"it does not read keys and values stored as {' and '.join(sorted(stored))}")
-    if problem.paged or problem.ring:
-        return unsupported(f"it does not read a {'paged' if problem.paged else 'ring'} cache")
-    return SUPPORTED
 
 
 def pick(families: Sequence[Family], problem: Any, profile: DeviceProfile, implementation: str | None) -> Variant:
@@ -63,6 +52,8 @@ def pick(families: Sequence[Family], problem: Any, profile: DeviceProfile, imple
 
 def tuned_words(family: Family, problem: Any, profile: DeviceProfile) -> str:
     """What a reason says of the tuned constants that the family takes for the problem; empty where it takes none."""
+    if not profile.tuned:
+        return ""
     taken = [constant for constant in family.candidates(problem, profile) if constant in profile.tuned]
     return "; tuned on this device: " + ", ".join(f"{name} {value}" for name, value in taken) if taken else ""
 
