@@ -137,6 +137,17 @@ def test_a_folder_in_its_place_is_named(file: Path) -> None:
         assert tuned.constants_for(DEVICE) == ()
 
 
+def test_a_folder_that_cannot_be_is_named_before_a_search(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.parent.write_text("a file in its folder's place")
+    with pytest.raises(WgattnError, match=r"a folder cannot be written to: .* another file in WGATTN_TUNED"):
+        tuned.check_writable()
+    file.parent.unlink()
+    tuned.check_writable()
+    monkeypatch.setattr(os, "access", lambda *given: False)
+    with pytest.raises(WgattnError, match="cannot be written to"):
+        tuned.check_writable()
+
+
 @pytest.mark.device
 def test_the_file_is_read_once_for_each_device(tmp_path: Path) -> None:
     """Not at import, not for a device that stands in for another, and again after a loss."""

@@ -78,16 +78,24 @@ def constants_for(profile: DeviceProfile) -> Tuned:
 
 def check_writable() -> None:
     """Raise before a search whose winners could not be kept: ValueError for a file of another kind, WgattnError where
-    the file is switched off."""
-    if path() is None:
+    the file is switched off or its folder cannot be written to."""
+    file = path()
+    if file is None:
         raise WgattnError("WGATTN_TUNED switches tuned constants off: unset it, or give the path of a file")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(file.parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise WgattnError(f"{file.parent} cannot be written to: give the path of another file in WGATTN_TUNED")
     entries()
 
 
 def keep(profile: DeviceProfile, found: Mapping[str, int], tried: Collection[str]) -> Path:
     """Write what was found for this device over what the file has of the constants that were `tried`.
 
-    Raises ValueError for a file of another kind, WgattnError where it is switched off, OSError.
+    Raises what `check_writable` does, OSError.
     """
     check_writable()
     file = path()
@@ -98,7 +106,6 @@ def keep(profile: DeviceProfile, found: Mapping[str, int], tried: Collection[str
     kept = [entry for entry in known if replace(entry, constants=()) != key]
     if constants:
         kept.append(replace(key, constants=tuple(sorted(constants.items()))))
-    file.parent.mkdir(parents=True, exist_ok=True)
     written = file.with_name(f"{file.name}.{os.getpid()}")
     written.write_text(
         json.dumps({"format": FORMAT, "entries": [entry.as_json() for entry in kept]}, indent=2) + "\n",
