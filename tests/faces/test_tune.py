@@ -65,7 +65,7 @@ def test_a_constant_has_to_be_faster_over_all_its_calls() -> None:
 
 
 @pytest.mark.parametrize("profile", [CPU, DISCRETE], ids=["cpu", "gpu"])
-def test_common_calls_differ_and_have_candidates(profile: DeviceProfile) -> None:
+def test_common_calls_differ(profile: DeviceProfile) -> None:
     cases = tune.common(profile)
     assert len({(case.command, case.workload) for case in cases}) == len(cases)
     for case in cases:
@@ -174,6 +174,20 @@ def test_the_command_keeps_what_it_finds(
     assert [entry["constants"] for entry in shown["entries"]] == [found["kept"]] * bool(constant)
     if constant:
         assert tuned.constants_for(_runtime.current_profile()) == tuple(found["kept"].items())
+
+
+@pytest.mark.device
+def test_the_command_tells_a_person(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "MARGIN", 0.0)
+    text = told("--q", "1,40,4,16", "--causal")
+    for words in (
+        "_h16",
+        "forward B1 T40 S40 N4 K4 H16 f32 causal",
+        "rules / best",
+        "is kept",
+        "for processes that start",
+    ):
+        assert words in text
 
 
 @pytest.mark.device

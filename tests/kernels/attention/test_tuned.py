@@ -1,4 +1,4 @@
-"""Every value that a family names for tuning gives right results, with keys split and whole."""
+"""Every value that a family names for tuning gives right results."""
 
 from dataclasses import replace
 from types import ModuleType

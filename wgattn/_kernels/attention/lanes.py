@@ -133,7 +133,7 @@ def parts(workgroups: int, keys: int, profile: DeviceProfile) -> int:
 
 def part_candidates() -> Tuned:
     """The values of SPLITS that are worth a trial on a CPU adapter."""
-    return tuple((SPLITS, busy) for busy in (1, BUSY // 2, BUSY, 2 * BUSY, 4 * BUSY))
+    return tuple((SPLITS, busy) for busy in (BUSY // 2, BUSY, 2 * BUSY, 4 * BUSY))
 
 
 def max_keys(profile: DeviceProfile, each: int, loops: int) -> int | None:

@@ -41,9 +41,12 @@ def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfi
 
 
 def split_candidates(profile: DeviceProfile) -> Tuned:
-    """The values of SPLITS that are worth a trial: a half to eight times the rule's, and no parts at all."""
+    """The values of SPLITS that are worth a trial: a half to eight times the rule's.
+
+    Fewer would be taken by calls that leave a device idle without parts, whichever call they were found with.
+    """
     busy = BUSY_WORKGROUPS[profile.kind]
-    return (SPLITS, 1), *((SPLITS, busy << shift >> 1) for shift in range(5) if busy > 1)
+    return tuple((SPLITS, busy << shift >> 1) for shift in range(5) if busy > 1)
 
 
 def storage_buffers(bindings: tuple[Binding, ...]) -> int:
