@@ -37,6 +37,13 @@ REFUSALS: dict[str, dict[str, Callable[[Case], bool]]] = {
         "is for CPU adapters|needs subgroups|reads 3 textures": lambda case: True,
         "head dims up to": lambda case: max(case.H, case.Hv) > _WIDE,
     },
+    "flash_matrix": {
+        "no subgroup matrices|matrix units multiply|shader-f16|lanes; its matrices need": lambda case: True,
+        "it multiplies float16": lambda case: case.dtype != "f16",
+        "T from 2 on": lambda case: case.T == 1,
+        "head dims above": lambda case: max(case.H, case.Hv) > _WIDE,
+        "none of its tiles fits": lambda case: case.H + case.Hv > 256,
+    },
     "flash_tiled": {
         "head dims above": lambda case: max(case.H, case.Hv) > _WIDE,
         "bytes of workgroup memory": lambda case: case.H + case.Hv > 256,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.attention.problems import CPU, DISCRETE, grid
+from tests.kernels.attention.problems import CPU, MATRICES, grid
 from wgattn._kernels.attention.choose import FAMILIES
 from wgattn._kernels.compose import compose
 from wgattn._kernels.kernel import Variant
 from wgattn._runtime.source import wgsl_root
 
-ELEMENT_BYTES = {"f32": 4, "u32": 4, "i32": 4, "atomic<u32>": 4, "vec4f": 16, "vec2f": 8}
+ELEMENT_BYTES = {"f32": 4, "u32": 4, "i32": 4, "atomic<u32>": 4, "vec4f": 16, "vec4u": 16, "vec2f": 8}
 TILE = re.compile(r"^var<workgroup> (\w+): (?:array<(.+), ([^,;]+)>|([^;]+));", re.MULTILINE)
 FUNCTION = re.compile(r"\bfn (\w+)\(")
 TIED_TO_A_THREAD = {"thread", "lane"}
@@ -25,7 +25,7 @@ def shaders() -> dict[str, tuple[Variant, str]]:
     """A variant of every family for each of some problems, whole and partial."""
     found = {}
     for _, problem in list(grid())[::5]:
-        for profile in (CPU, DISCRETE):
+        for profile in (CPU, MATRICES):
             for family in FAMILIES:
                 if family.supports(problem, profile):
                     for partial in (False, True):

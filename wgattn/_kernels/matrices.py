@@ -15,12 +15,12 @@ def supports_matrices(profile: DeviceProfile) -> Support:
     if not profile.matrix:
         return unsupported("the device has no subgroup matrices here (Dawn has them: WGATTN_PROVIDER=dawn)")
     if CONFIGURATION not in profile.matrix:
-        return unsupported(f"the device multiplies {', '.join(profile.matrix)}; it needs {CONFIGURATION}")
+        return unsupported(f"the device's matrix units multiply {', '.join(profile.matrix)}, not {CONFIGURATION}")
     if not (profile.f16 and profile.subgroups):
-        return unsupported("the device has matrix units, but not shader-f16 and subgroups beside")
+        return unsupported("the device has matrices, but not shader-f16 and subgroups beside")
     if not profile.subgroup_least == profile.subgroup_most == LANES:
         return unsupported(
-            f"subgroups have {profile.subgroup_least} to {profile.subgroup_most} lanes; it needs {LANES}, always"
+            f"subgroups have {profile.subgroup_least} to {profile.subgroup_most} lanes; its matrices need {LANES}"
         )
     return SUPPORTED
 

@@ -19,14 +19,12 @@
 {# The same number of the lane that has the other half of a row. #}
 {% macro other_half(value) %}{{ "other_half(thread, " ~ value ~ ")" if EMULATED else "subgroupShuffleXor(" ~ value ~ ", 16u)" }}{% endmacro %}
 
-// TILE_K · KEY_PITCH · 16 bytes; at first Q, by turns
-var<workgroup> key_tile: array<vec4u, TILE_K * KEY_PITCH>;
-// TILE_K · VALUE_PITCH · 16 bytes
-var<workgroup> value_tile: array<vec4u, TILE_K * VALUE_PITCH>;
-// SUBGROUPS · SCORES · 16 bytes: matrices of logits or sums on their way to the lanes
-var<workgroup> scores: array<vec4f, SUBGROUPS * SCORES>;
-// SUBGROUPS · WEIGHTS · 16 bytes: the weights of one block of rows
-var<workgroup> weights: array<vec4u, SUBGROUPS * WEIGHTS>;
+// BUFFERS · TILE_K · KEY_PITCH · 16 bytes; at first Q, by turns
+var<workgroup> key_tile: array<vec4u, BUFFERS * TILE_K * KEY_PITCH>;
+// BUFFERS · TILE_K · VALUE_PITCH · 16 bytes
+var<workgroup> value_tile: array<vec4u, BUFFERS * TILE_K * VALUE_PITCH>;
+// SUBGROUPS · EXCHANGE · 16 bytes: logits or sums, as float32, on their way to the lanes; then the weights, as float16
+var<workgroup> exchange: array<vec4u, SUBGROUPS * EXCHANGE>;
 %% if problem.empty_rows == "mean"
 // VALUE_DIM · 4 bytes: the sum of V, for rows that keep no key
 var<workgroup> value_sums: array<vec4f, VALUE_DIM / 4u>;
@@ -45,19 +43,16 @@ fn other_half(thread: u32, value: f32) -> f32 {
 }
 
 %% endif
-{{ matrices.emulation(("key_tile", "weights"), ("key_tile", "value_tile"), ("scores",)) }}
+{{ matrices.emulation(("key_tile", "exchange"), ("key_tile", "value_tile"), (), ("exchange",)) }}
 
 fn eight(a: vec4f, b: vec4f) -> vec4u {
     return vec4u(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
 }
 
 %% if PARTS == 2
-// What `eight` leaves out.
-fn rest_of_eight(a: vec4f, b: vec4f) -> vec4u {
-    let words = eight(a, b);
-    let first = vec4f(unpack2x16float(words.x), unpack2x16float(words.y));
-    let second = vec4f(unpack2x16float(words.z), unpack2x16float(words.w));
-    return eight(a - first, b - second);
+// The bits of a number that float16 has. By bits: a compiler may take the rounding of a number for the number itself.
+fn coarse(x: vec4f) -> vec4f {
+    return bitcast<vec4f>(bitcast<vec4u>(x) & vec4u(0xffffe000u));
 }
 
 %% endif
@@ -76,9 +71,11 @@ fn rest_of_eight(a: vec4f, b: vec4f) -> vec4u {
                 high = load_{{ name }}(at, 2u * chunk + 1u);
 %% endif
             }
-            key_tile[{{ to_row }} * KEY_PITCH + chunk] = eight(low, high);
 %% if PARTS == 2
-            key_tile[{{ to_row }} * KEY_PITCH + HEAD_EIGHTS + chunk] = rest_of_eight(low, high);
+            key_tile[{{ to_row }} * KEY_PITCH + chunk] = eight(coarse(low), coarse(high));
+            key_tile[{{ to_row }} * KEY_PITCH + HEAD_EIGHTS + chunk] = eight(low - coarse(low), high - coarse(high));
+%% else
+            key_tile[{{ to_row }} * KEY_PITCH + chunk] = eight(low, high);
 %% endif
 {% endmacro %}
 
@@ -137,10 +134,9 @@ fn flash_matrix(
     let subgroup = thread / 32u;
     let row = thread % 16u;
     let half = thread % 32u / 16u;
-    let score_at = subgroup * SCORES;
-    let own_scores = score_at + row * SCORE_PITCH + 2u * half;
-    let weight_at = subgroup * WEIGHTS;
-    let own_weights = weight_at + row * WEIGHT_PITCH + half;
+    let exchange_at = subgroup * EXCHANGE;
+    let own_scores = exchange_at + row * SCORE_PITCH + 2u * half;
+    let own_weights = exchange_at + row * WEIGHT_PITCH + half;
 %% if EMULATED
     matrix_lane = thread % 32u;
 %% endif
@@ -239,7 +235,7 @@ fn flash_matrix(
 %% endif
         {
             let i = thread + {{ i }}u * WORKGROUP;
-            {{ name }}_tile[i / {{ words }}u * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
+            {{ name }}_tile[{{ name }}_at + i / {{ words }}u * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
         }
 %% endfor
 %% else
@@ -248,14 +244,14 @@ fn flash_matrix(
             let chunk = i % {{ words }}u;
             let s = {{ tile }} + staged;
 %% if name == "key"
-            {{ stage("key", "s < keys.y", "key_row(b, key_slot(b, s), k)", "key_position(b, s)", "staged") }}
+            {{ stage("key", "s < keys.y", "key_row(b, key_slot(b, s), k)", "key_position(b, s)", "key_at / KEY_PITCH + staged") }}
 %% else
             var words = vec4u();
             if (s < keys.y && key_there(b, s)) {
                 let at = value_row(b, key_slot(b, s), k);
                 words = eight(load_value(at, 2u * chunk), load_value(at, 2u * chunk + 1u));
             }
-            value_tile[staged * {{ pitch }} + chunk] = words;
+            value_tile[value_at + staged * {{ pitch }} + chunk] = words;
 %% endif
         }
 %% endif
@@ -275,12 +271,12 @@ fn flash_matrix(
 %% for c in head_steps
 %% for t in key_blocks
             {
-                let k_part = {{ matrices.load("right", "key_tile", "%du * KEY_PITCH + %du" % (16 * t, 2 * c), "KEY_PITCH", "col_major") }};
+                let k_part = {{ matrices.load("right", "key_tile", "key_at + %du * KEY_PITCH + %du" % (16 * t, 2 * c), "KEY_PITCH", "col_major") }};
 %% for r in blocks
                 {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_part", "%s_%d_%d" % (name, r, t)) }};
 %% endfor
 %% if PARTS == 2
-                let k_rest = {{ matrices.load("right", "key_tile", "%du * KEY_PITCH + %du" % (16 * t, 2 * (HEAD_STEPS + c)), "KEY_PITCH", "col_major") }};
+                let k_rest = {{ matrices.load("right", "key_tile", "key_at + %du * KEY_PITCH + %du" % (16 * t, 2 * (HEAD_STEPS + c)), "KEY_PITCH", "col_major") }};
 %% for r in blocks
                 {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, HEAD_STEPS + c), "k_part", "%s_%d_%d" % (name, r, t)) }};
                 {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_rest", "%s_%d_%d" % (name, r, t)) }};
@@ -309,6 +305,8 @@ fn flash_matrix(
 %% endfor
 %% endfor
 
+    {{ "var" if BUFFERS == 2 else "let" }} key_at = 0u;
+    {{ "var" if BUFFERS == 2 else "let" }} value_at = 0u;
     var tile = keys.x;
 %% if problem.segments
     var ids = vec2i();
@@ -340,7 +338,13 @@ fn flash_matrix(
         {{ fetch_key("next" if EARLY else "tile") }}
         {{ fetch_value("tile") }}
 %% endif
+%% if BUFFERS == 2
+        // What is read here lies in the other buffer: no subgroup can be two steps behind.
+        key_at = TILE_K * KEY_PITCH - key_at;
+        value_at = TILE_K * VALUE_PITCH - value_at;
+%% else
         workgroupBarrier();
+%% endif
         {{ put_key("next" if EARLY else "tile") }}
         {{ put_value("tile") }}
         workgroupBarrier();
@@ -373,7 +377,7 @@ fn flash_matrix(
 %% for turn in range(KEY_BLOCKS // SLOTS)
             {{ settle() }}
 %% for slot in range(SLOTS)
-            {{ matrices.store("scores", "score_at + %du" % (4 * slot), "SCORE_PITCH", "s_%d_%d" % (r, turn * SLOTS + slot)) }};
+            {{ matrices.store("exchange", "exchange_at + %du" % (4 * slot), "SCORE_PITCH", "s_%d_%d" % (r, turn * SLOTS + slot)) }};
 %% endfor
             {{ settle() }}
             if ({{ "true" if problem.softcap else "!whole" }}) {
@@ -381,7 +385,7 @@ fn flash_matrix(
                 for (var i = 0u; i < {{ 8 * SLOTS }}u; i++) {
                     let at = own_scores + i / 8u * 4u + i % 8u / 4u;
                     let s = tile + ({{ turn * SLOTS }}u + i / 8u) * 16u + 8u * half + i % 8u;
-                    let product = scale * scores[at][i % 4u];
+                    let product = scale * bitcast<f32>(exchange[at][i % 4u]);
                     var x = MASKED;
 %% if problem.softcap
                     if (whole) {
@@ -392,13 +396,16 @@ fn flash_matrix(
 %% endif
                         x = logit(product, b, min(n_{{ r }}, n_last), min(t_{{ r }}, t_last), s, kept_{{ r }});
                     }
-                    scores[at][i % 4u] = x;
+                    exchange[at][i % 4u] = bitcast<u32>(x);
                 }
                 factor_{{ r }} = 1.0;
             }
+%% if EARLY == 2 and r == BLOCKS - 1 and turn == KEY_BLOCKS // SLOTS - 1
+            {{ products("s") }}
+%% endif
 %% for slot in range(SLOTS)
 %% for i in range(2)
-            let x_{{ r }}_{{ 2 * (turn * SLOTS + slot) + i }} = factor_{{ r }} * scores[own_scores + {{ 4 * slot + i }}u];
+            let x_{{ r }}_{{ 2 * (turn * SLOTS + slot) + i }} = factor_{{ r }} * bitcast<vec4f>(exchange[own_scores + {{ 4 * slot + i }}u]);
 %% endfor
 %% endfor
 %% endfor
@@ -422,16 +429,16 @@ fn flash_matrix(
                 if (started) {
 %% for c in value_steps
                     {{ settle() }}
-                    {{ matrices.store("scores", "score_at", "SCORE_PITCH", "o_%d_%d" % (r, c)) }};
+                    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "o_%d_%d" % (r, c)) }};
                     {{ settle() }}
-                    scores[own_scores] *= fade;
-                    scores[own_scores + 1u] *= fade;
+                    exchange[own_scores] = bitcast<vec4u>(fade * bitcast<vec4f>(exchange[own_scores]));
+                    exchange[own_scores + 1u] = bitcast<vec4u>(fade * bitcast<vec4f>(exchange[own_scores + 1u]));
                     {{ settle() }}
-                    o_{{ r }}_{{ c }} = {{ matrices.load("result", "scores", "score_at", "SCORE_PITCH") }};
+                    o_{{ r }}_{{ c }} = {{ matrices.load("result", "exchange", "exchange_at", "SCORE_PITCH") }};
 %% endfor
                 }
             }
-%% if EARLY and loop.last
+%% if EARLY == 1 and loop.last
             {{ products("s") }}
 %% endif
             // Where no key was kept yet, what is masked is far below 0 too.
@@ -442,20 +449,20 @@ fn flash_matrix(
             {
                 let a = weights_of(x_{{ r }}_{{ 2 * t }}, base_{{ r }});
                 let b = weights_of(x_{{ r }}_{{ 2 * t + 1 }}, base_{{ r }});
-                weights[own_weights + {{ 2 * t }}u] = eight(a, b);
+                exchange[own_weights + {{ 2 * t }}u] = eight(a, b);
                 sum_{{ r }} += a + b;
             }
 %% endfor
             total_{{ r }} += (sum_{{ r }}.x + sum_{{ r }}.y) + (sum_{{ r }}.z + sum_{{ r }}.w);
             {{ settle() }}
 %% for t in key_blocks
-            let p_{{ r }}_{{ t }} = {{ matrices.load("left", "weights", "weight_at + %du" % (2 * t), "WEIGHT_PITCH") }};
+            let p_{{ r }}_{{ t }} = {{ matrices.load("left", "exchange", "exchange_at + %du" % (2 * t), "WEIGHT_PITCH") }};
 %% endfor
 %% endfor
 %% for t in key_blocks
 %% for c in value_steps
             {
-                let v_part = {{ matrices.load("right", "value_tile", "%du * VALUE_PITCH + %du" % (16 * t, 2 * c), "VALUE_PITCH") }};
+                let v_part = {{ matrices.load("right", "value_tile", "value_at + %du * VALUE_PITCH + %du" % (16 * t, 2 * c), "VALUE_PITCH") }};
 %% for r in blocks
                 o_{{ r }}_{{ c }} = {{ matrices.multiply_add("p_%d_%d" % (r, t), "v_part", "o_%d_%d" % (r, c)) }};
 %% endfor
@@ -494,13 +501,13 @@ fn flash_matrix(
 %% for r in blocks
 %% for c in value_steps
     {{ settle() }}
-    {{ matrices.store("scores", "score_at", "SCORE_PITCH", "o_%d_%d" % (r, c)) }};
+    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "o_%d_%d" % (r, c)) }};
     {{ settle() }}
     if (there_{{ r }}) {
 %% for i in range(2)
         {
             let chunk = {{ 4 * c + i }}u + 2u * half;
-            finish_chunk(part, b, t_{{ r }}, n_{{ r }}, top_{{ r }}, total_{{ r }}, chunk, scores[own_scores + {{ i }}u], {{ "value_sums[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
+            finish_chunk(part, b, t_{{ r }}, n_{{ r }}, top_{{ r }}, total_{{ r }}, chunk, bitcast<vec4f>(exchange[own_scores + {{ i }}u]), {{ "value_sums[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
         }
 %% endfor
     }

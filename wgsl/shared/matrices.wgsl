@@ -106,6 +106,11 @@ fn result_to_{{ array }}(at: u32, pitch: u32, matrix: ResultMatrix) {
 
 %% endfor
 %% for array in bits
+fn result_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> ResultMatrix {
+    let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    return ResultMatrix(array<vec4f, 2>(bitcast<vec4f>({{ array }}[first]), bitcast<vec4f>({{ array }}[first + 1u])));
+}
+
 fn result_to_{{ array }}(at: u32, pitch: u32, matrix: ResultMatrix) {
     let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
     {{ array }}[first] = bitcast<vec4u>(matrix.row[0]);

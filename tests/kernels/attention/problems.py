@@ -1,6 +1,7 @@
 """Problems and device profiles to choose for, without a device, made as the schedule makes them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ DISCRETE = DeviceProfile(
         texture_2d=32768,
     ),
 )
+MATRICES = replace(DISCRETE, provider="dawn", matrix=("f16-f32-16x16x16",), subgroup_most=32)
 CPU = DeviceProfile(
     name="a CPU adapter",
     kind="cpu",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.attention.problems import CALLS, DISCRETE, problem_of
+from tests.kernels.attention.problems import CALLS, DISCRETE, MATRICES, problem_of
 from tests.kernels.attention.run_attention import reference, run
 from tests.kernels.attention.test_families import OPTIONS, compare, inputs, options_of
 from tests.tolerance import check
@@ -17,7 +17,6 @@ from wgattn._kernels.attention import flash_matrix, launches
 from wgattn._kernels.attention.flash_matrix import Tile
 from wgattn._runtime.profile import DeviceProfile
 
-UNITS = replace(DISCRETE, matrix=(matrices.CONFIGURATION,), subgroup_most=32)
 SMALL = Tile(2, 1, 16)  # few products: what is emulated compiles slowly
 
 
@@ -51,7 +50,7 @@ def test_option(option: str, here: DeviceProfile) -> None:
 @pytest.mark.device
 @pytest.mark.parametrize(
     "small",
-    [Tile(1, 2, 16), Tile(2, 1, 32, slots=2), Tile(1, 1, 16, early=False), Tile(3, 1, 16, ahead=False)],
+    [Tile(1, 2, 16), Tile(2, 1, 32, slots=2, early=2), Tile(1, 1, 16, early=0), Tile(3, 1, 16, ahead=False, buffers=2)],
     indirect=True,
     ids=str,
 )
@@ -110,7 +109,7 @@ def test_nan_stays_in_its_row(here: DeviceProfile) -> None:
     assert np.isfinite(out[~spoiled]).all()
 
 
-def reason(profile: DeviceProfile = UNITS, **sizes: Any) -> str:
+def reason(profile: DeviceProfile = MATRICES, **sizes: Any) -> str:
     call, beside = CALLS["causal"]
     dtypes = {"query": float16, "cache": float16} | sizes
     return flash_matrix.supports(problem_of(call, beside, **dtypes), profile).reason
@@ -120,9 +119,9 @@ def test_reasons() -> None:
     """What is not served is told apart: the device, its matrices, its subgroups, the call."""
     assert reason() == ""
     assert "no subgroup matrices" in reason(DISCRETE)
-    assert "f16-f32-16x16x16" in reason(replace(UNITS, matrix=("f16-f16-8x8x8",)))
-    assert "32 to 64 lanes" in reason(replace(UNITS, subgroup_most=64))
-    assert "shader-f16" in reason(replace(UNITS, f16=False))
+    assert "f16-f32-16x16x16" in reason(replace(MATRICES, matrix=("f16-f16-8x8x8",)))
+    assert "32 to 64 lanes" in reason(replace(MATRICES, subgroup_most=64))
+    assert "shader-f16" in reason(replace(MATRICES, f16=False))
     assert "not f32" in reason(query=float32, cache=float32)
     assert "not bf16" in reason(query=bfloat16, cache=bfloat16)
     assert "T from 2 on" in reason(T=1)

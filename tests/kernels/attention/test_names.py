@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.attention.problems import PROFILES, grid
+from tests.kernels.attention.problems import MATRICES, PROFILES, grid
 from wgattn._dtypes import bfloat16, float16, float32
 from wgattn._kernels.attention import merge
 from wgattn._kernels.attention.choose import FAMILIES
@@ -69,6 +69,7 @@ DEVICES = [
         replace(PROFILES["discrete"], limits=Limits(workgroup_bytes=size, invocations=most))
         for size, most in ((16384, 128), (32768, 256), (65536, 1024))
     ),
+    MATRICES,
     replace(PROFILES["discrete"], tuned=(("decode_keys", 1), ("flash_tiled_h64", 3))),
 ]
 

@@ -2,14 +2,22 @@
 
 from collections.abc import Mapping
 
-from wgattn._kernels.attention import decode, decode_lanes, decode_subgroups, flash_rows, flash_tiled, plain
+from wgattn._kernels.attention import (
+    decode,
+    decode_lanes,
+    decode_subgroups,
+    flash_matrix,
+    flash_rows,
+    flash_tiled,
+    plain,
+)
 from wgattn._kernels.attention.families import Family, named, pick
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import Operand, Plan, Variant
 from wgattn._runtime.profile import DeviceProfile
 
 # Fastest first; plain takes what nothing else takes.
-FAMILIES: tuple[Family, ...] = (decode_subgroups, decode, decode_lanes, flash_rows, flash_tiled, plain)
+FAMILIES: tuple[Family, ...] = (decode_subgroups, decode, decode_lanes, flash_rows, flash_matrix, flash_tiled, plain)
 IMPLEMENTATIONS = tuple(family.name for family in FAMILIES)
 
 

@@ -24,8 +24,9 @@ SLACK = 8.0  # how far a logit may lie above the running maximum
 class Tile:
     """`subgroups` of a workgroup with `blocks` times 16 query rows each, and `keys` a step.
 
-    `slots` matrices of logits at a time are exchanged. With `ahead`, K and V are read from storage a step before
-    they are staged; with `early`, logits are made a step before their weights.
+    `slots` matrices of logits at a time are exchanged. With `ahead`, K and V are read from storage a step before they
+    are staged. `early`: logits are made a step before their weights, while those of this step are made (1) or while
+    this step's logits are exchanged (2). With two `buffers` for K and V one barrier a step is enough.
     """
 
     subgroups: int
@@ -33,7 +34,9 @@ class Tile:
     keys: int
     slots: int = 1
     ahead: bool = True
-    early: bool = True
+    early: int = 1
+    buffers: int = 1
+    most_dim: int = 256
 
     @property
     def rows(self) -> int:
@@ -55,20 +58,25 @@ class Tile:
     def workgroup_bytes(self, problem: AttentionProblem) -> int:
         """K and V, the logits and weights of each subgroup, the mean of V."""
         pitch = self.pitches(problem)
-        tiles = self.keys * (pitch["KEY_PITCH"] + pitch["VALUE_PITCH"])
-        exchange = self.subgroups * SIDE * (pitch["SCORE_PITCH"] + pitch["WEIGHT_PITCH"])
-        return (tiles + exchange) * 16 + (problem.value_dim * 4 + 4 if problem.empty_rows == "mean" else 0)
+        tiles = self.buffers * self.keys * (pitch["KEY_PITCH"] + pitch["VALUE_PITCH"])
+        mean = problem.value_dim * 4 + 4 if problem.empty_rows == "mean" else 0
+        return (tiles + self.subgroups * self.exchange(problem)) * 16 + mean
+
+    def exchange(self, problem: AttentionProblem) -> int:
+        """16 bytes that a subgroup has for logits, then for weights."""
+        pitch = self.pitches(problem)
+        return SIDE * max(pitch["SCORE_PITCH"], pitch["WEIGHT_PITCH"])
 
     def registers(self, problem: AttentionProblem) -> int:
         """32-bit registers of a lane that hold matrices: the sums, Q and the logits."""
         return self.blocks * (problem.value_dim // 2 + parts_of(problem) * problem.head_dim // 4 + self.keys // 2)
 
 
-# Fastest first.
+# Fastest first. A K or V that serves two blocks of rows is read half as often, but two blocks need registers.
 TILES = (
+    Tile(4, 2, 32, slots=2, most_dim=80),
     Tile(8, 1, 32),
     Tile(4, 1, 32),
-    Tile(4, 2, 32),
     Tile(2, 1, 32),
     Tile(2, 1, 16),
     Tile(1, 1, 16),
@@ -96,6 +104,7 @@ def _fits(tile: Tile, problem: AttentionProblem, profile: DeviceProfile) -> bool
         tile.workgroup_bytes(problem) <= profile.limits.workgroup_bytes
         and tile.threads <= profile.limits.invocations
         and tile.registers(problem) <= MOST_REGISTERS
+        and max(problem.head_dim, problem.value_dim) <= tile.most_dim
     )
 
 
@@ -123,9 +132,10 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if max(problem.head_dim, problem.value_dim) > MAX_DIM:
         return unsupported(f"head dims above {MAX_DIM} do not fit registers")
     if tile_of(problem, profile) is None:
-        least = TILES[-1].workgroup_bytes(problem)
+        least = TILES[-1]
         return unsupported(
-            f"its least tile needs {least:,} bytes of workgroup memory, of {profile.limits.workgroup_bytes:,} there"
+            f"none of its tiles fits: the least needs {least.workgroup_bytes(problem):,} bytes of workgroup memory, of "
+            f"{profile.limits.workgroup_bytes:,} there, and {least.registers(problem)} registers, of {MOST_REGISTERS}"
         )
     return enough_buffers(problem, profile)
 
@@ -149,7 +159,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
     heads, unit = heads_of(problem, tile), _unit(problem)
     emulated = is_emulated(profile)
     own = (
-        f"s{tile.subgroups}x{tile.blocks}k{tile.keys}x{tile.slots}" + "e" * tile.early,
+        f"s{tile.subgroups}x{tile.blocks}k{tile.keys}x{tile.slots}" + f"e{tile.early}b{tile.buffers}",
         f"u{unit}" + ("a" if tile.ahead and unit else ""),
         *((f"n{heads}",) if heads > 1 else ()),
         *(("emulated",) if emulated else ()),
@@ -168,6 +178,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("BLOCKS", tile.blocks),
             ("AHEAD", tile.ahead),
             ("EARLY", tile.early),
+            ("BUFFERS", tile.buffers),
             ("SLOTS", tile.slots),
             ("TILE_Q", tile.rows),
             ("TILE_K", tile.keys),
@@ -182,8 +193,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("VALUE_CHUNKS", problem.value_dim // 4),
             ("KEY_PIECES", -(-tile.keys * problem.head_dim // 8 // tile.threads)),
             ("VALUE_PIECES", -(-tile.keys * problem.value_dim // 8 // tile.threads)),
-            ("SCORES", SIDE * pitches["SCORE_PITCH"]),
-            ("WEIGHTS", SIDE * pitches["WEIGHT_PITCH"]),
+            ("EXCHANGE", tile.exchange(problem)),
             *pitches.items(),
             ("SLACK", SLACK),
         ),
