@@ -29,7 +29,7 @@ from ._graph.operations import CacheAppend, CacheMove
 from ._kernels.rotation import Rope
 from ._known import known, require
 from ._record import Dead, current_trace, leaf, record
-from ._tree import tell, tree_class
+from ._tree import register, tree_class
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -103,7 +103,7 @@ class KVCache:
         form, sizes = made(
             batch, capacity, kv_heads, head_dim, v_head_dim, dtype, layout, page_size, pages, window, pinned
         )
-        tell()
+        register()
         rows, scales = sizes.rows(form), form.scale_count
         key, value = (_zeros((*rows, dim), form.storage) for dim in form.dims)
         return cls(
@@ -251,6 +251,12 @@ class KVCache:
         Dense storage is copied. Of a paged cache the table alone changes: sequences share pages until they write.
 
         Raises ValueError for indices that are out of range, or not B.
+
+        Example:
+            >>> kv = np.ones((2, 3, 4, 32), np.float32)
+            >>> cache = wgattn.KVCache.create(2, 64, 4, 32).append(kv, kv, lengths=np.array([3, 1], np.int32))
+            >>> np.asarray(cache.reorder([1, 1]).lengths).tolist()
+            [1, 1]
         """
         self._alive()
         if np.shape(indices) != (self.batch,):
@@ -289,6 +295,11 @@ class KVCache:
         Others come back as they are.
 
         Raises ValueError beyond the capacity, and where no page is free; TypeError while a function is traced.
+
+        Example:
+            >>> cache = wgattn.KVCache.create(1, 64, 4, 32, layout="paged", pages=8)
+            >>> np.asarray(cache.reserve(40).pages).tolist()
+            [[0, 1]]
         """
         self._alive()
         counts = new_tokens(tokens, self.batch)

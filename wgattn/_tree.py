@@ -11,7 +11,7 @@ def tree_class(cls: type, arrays: tuple[str, ...], static: tuple[str, ...]) -> N
     _waiting.append((cls, arrays, static))
 
 
-def tell() -> None:
+def register() -> None:
     """Have jax.tree_util know the classes now, if it is loaded."""
     if "jax" in sys.modules:
         util()

@@ -77,6 +77,12 @@ def truncate(cache: Cache, lengths: int | ArrayLike) -> Cache:
 
     Keys and values stay where they are, and of a cache of JAX arrays no page is freed. Raises ValueError, when it runs,
     for negative lengths, and of a ring whose tokens before that are overwritten.
+
+    Example:
+        >>> kv = jnp.ones((2, 5, 4, 32))
+        >>> cache = wgattn.jax.append(wgattn.jax.new_cache(2, 64, kv_heads=4, head_dim=32), kv, kv)
+        >>> wgattn.jax.truncate(cache, 3).lengths.tolist()
+        [3, 3]
     """
     if isinstance(cache, CacheHandle):
         return cache.truncate(lengths)
@@ -92,6 +98,11 @@ def reserve(cache: KVCache, tokens: int | ArrayLike) -> KVCache:
 
     A handle needs none. Raises ValueError for other tokens than these, beyond the capacity, and where no page is free;
     TypeError of traced arrays.
+
+    Example:
+        >>> cache = wgattn.jax.new_cache(1, 64, kv_heads=4, head_dim=32, layout="paged")
+        >>> wgattn.jax.reserve(cache, 40).pages.tolist()
+        [[0, 1]]
     """
     _check(cache)
     if isinstance(cache.pages, Tracer) or isinstance(cache.lengths, Tracer):
