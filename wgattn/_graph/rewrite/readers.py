@@ -8,16 +8,16 @@ from .rebuild import Rebuild
 
 def read_first(graph: Graph) -> Graph:
     """The graph with what reads an array before what replaces parts of it, where the one does not need the other."""
-    if not any(True for node in graph.nodes for _ in storage(node)):
+    replaced = [tuple(storage(node)) for node in graph.nodes]
+    if not any(replaced):
         return graph
     before = [{use.node for use in node.uses} for node in graph.nodes]
     for number, node in enumerate(graph.nodes):
-        for place, _ in storage(node):
+        for place, _ in replaced[number]:
             old = node.uses[place]
             for later in range(number + 1, len(graph.nodes)):
                 reads = any((use.node, use.result) == (old.node, old.result) for use in graph.nodes[later].uses)
-                writes = any(True for _ in storage(graph.nodes[later]))
-                if reads and not writes and not _needs(before, later, number):
+                if reads and not replaced[later] and not _needs(before, later, number):
                     before[number].add(later)
     order = _sorted(before)
     if order == list(range(len(graph.nodes))):
