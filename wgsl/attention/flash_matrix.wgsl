@@ -1,6 +1,7 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% import "shared/matrices.wgsl" as matrices with context %}
+{% import "attention/flash_matrix_tiles.wgsl" as tiles with context %}
 
 // Flash on matrix units: a workgroup owns TILE_Q query rows that read one key/value head, and passes over their keys
 // once, TILE_K at a time. K and V lie in workgroup memory as float16, where all subgroups read them. A subgroup owns
@@ -10,7 +11,6 @@
 // Rows are query rows of HEADS heads of one group: row r is head r % HEADS at t + r / HEADS.
 {% set blocks = range(BLOCKS) %}
 {% set key_blocks = range(KEY_BLOCKS) %}
-{% set head_steps = range(HEAD_STEPS) %}
 {# Of rotated rows that must be exact, each number is two: a float16, and the float16 of what that leaves out. #}
 {% set query_steps = range(PARTS * HEAD_STEPS) %}
 {% set value_steps = range(VALUE_STEPS) %}
@@ -45,40 +45,7 @@ fn other_half(thread: u32, value: f32) -> f32 {
 %% endif
 {{ matrices.emulation(("key_tile", "exchange"), ("key_tile", "value_tile"), (), ("exchange",)) }}
 
-fn eight(a: vec4f, b: vec4f) -> vec4u {
-    return vec4u(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
-}
-
-%% if PARTS == 2
-// The bits of a number that float16 has. By bits: a compiler may take the rounding of a number for the number itself.
-fn coarse(x: vec4f) -> vec4f {
-    return bitcast<vec4f>(bitcast<vec4u>(x) & vec4u(0xffffe000u));
-}
-
-%% endif
-{# Eight elements of Q or K, where `there`, as they are or rotated, into a row of key_tile. #}
-{% macro stage(name, there, at, position, to_row) %}
-            var low = vec4f();
-            var high = vec4f();
-            if ({{ there }}) {
-                let at = {{ at }};
-%% if problem.rope is not none
-                let p = {{ position }};
-                low = load_{{ name }}_rotated(at, 2u * chunk, p);
-                high = load_{{ name }}_rotated(at, 2u * chunk + 1u, p);
-%% else
-                low = load_{{ name }}(at, 2u * chunk);
-                high = load_{{ name }}(at, 2u * chunk + 1u);
-%% endif
-            }
-%% if PARTS == 2
-            key_tile[{{ to_row }} * KEY_PITCH + chunk] = eight(coarse(low), coarse(high));
-            key_tile[{{ to_row }} * KEY_PITCH + HEAD_EIGHTS + chunk] = eight(low - coarse(low), high - coarse(high));
-%% else
-            key_tile[{{ to_row }} * KEY_PITCH + chunk] = eight(low, high);
-%% endif
-{% endmacro %}
-
+{{ tiles.packing() }}
 %% if problem.segments
 {% include "attention/segment_ranges.wgsl" %}
 
@@ -154,7 +121,7 @@ fn flash_matrix(
             let chunk = i % HEAD_EIGHTS;
             let t = t_first + (first + staged) / HEADS;
             let n = n_first + (first + staged) % HEADS;
-            {{ stage("query", "t <= t_last && n <= n_last", "query_row(b, t, n)", "position_of(b, t)", "staged") }}
+            {{ tiles.stage("query", "t <= t_last && n <= n_last", "query_row(b, t, n)", "position_of(b, t)", "staged") }}
         }
         workgroupBarrier();
 %% for r in blocks
@@ -195,97 +162,7 @@ fn flash_matrix(
 %% endfor
 %% endfor
     var started = false;
-{# K or V of a tile, read into registers. #}
-{% macro fetch(name, words, pieces, tile) %}
-%% if unit
-{% if not problem.paged %}
-        if ({{ tile }} + TILE_K <= keys.y) {
-%% for i in range(pieces)
-%% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words
-            if (thread + {{ i }}u * WORKGROUP < TILE_K * {{ words }}u)
-%% endif
-            {
-                let i = thread + {{ i }}u * WORKGROUP;
-                {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, {{ tile }} + i / {{ words }}u) * {{ name }}_step + i % {{ words }}u];
-            }
-%% endfor
-        } else {
-{% else %}
-        {
-{% endif %}
-%% for i in range(pieces)
-            {
-                let i = thread + {{ i }}u * WORKGROUP;
-                let s = {{ tile }} + i / {{ words }}u;
-                {{ name }}_{{ i }} = vec4u();
-                if (i < TILE_K * {{ words }}u && s < keys.y{{ " && key_there(b, s)" if problem.paged and name == "value" }}) {
-                    {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, s) * {{ name }}_step + i % {{ words }}u];
-                }
-            }
-%% endfor
-        }
-%% endif
-{% endmacro %}
-{# K or V of a tile into workgroup memory, from registers, or element by element from storage. #}
-{% macro put(name, pitch, words, pieces, tile) %}
-%% if unit
-%% for i in range(pieces)
-%% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words
-        if (thread + {{ i }}u * WORKGROUP < TILE_K * {{ words }}u)
-%% endif
-        {
-            let i = thread + {{ i }}u * WORKGROUP;
-            {{ name }}_tile[{{ name }}_at + i / {{ words }}u * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
-        }
-%% endfor
-%% else
-        for (var i = thread; i < TILE_K * {{ words }}u; i += WORKGROUP) {
-            let staged = i / {{ words }}u;
-            let chunk = i % {{ words }}u;
-            let s = {{ tile }} + staged;
-%% if name == "key"
-            {{ stage("key", "s < keys.y", "key_row(b, key_slot(b, s), k)", "key_position(b, s)", "key_at / KEY_PITCH + staged") }}
-%% else
-            var words = vec4u();
-            if (s < keys.y && key_there(b, s)) {
-                let at = value_row(b, key_slot(b, s), k);
-                words = eight(load_value(at, 2u * chunk), load_value(at, 2u * chunk + 1u));
-            }
-            value_tile[value_at + staged * {{ pitch }} + chunk] = words;
-%% endif
-        }
-%% endif
-{% endmacro %}
-{% macro fetch_key(tile) %}{{ fetch("key", HEAD_EIGHTS, KEY_PIECES, tile) }}{% endmacro %}
-{% macro fetch_value(tile) %}{{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, tile) }}{% endmacro %}
-{% macro put_key(tile) %}{{ put("key", "KEY_PITCH", HEAD_EIGHTS, KEY_PIECES, tile) }}{% endmacro %}
-{% macro put_value(tile) %}{{ put("value", "VALUE_PITCH", VALUE_EIGHTS, VALUE_PIECES, tile) }}{% endmacro %}
 {% macro own(tile) %}{{ "true" if EMULATED else "%s < own_keys.y && %s + TILE_K > own_keys.x" % (tile, tile) }}{% endmacro %}
-{# The products of Q and the K that lies there, into matrices s_… #}
-{% macro products(name) %}
-%% for r in blocks
-%% for t in key_blocks
-            {{ name }}_{{ r }}_{{ t }} = {{ matrices.zero() }};
-%% endfor
-%% endfor
-%% for c in head_steps
-%% for t in key_blocks
-            {
-                let k_part = {{ matrices.load("right", "key_tile", "key_at + %du * KEY_PITCH + %du" % (16 * t, 2 * c), "KEY_PITCH", "col_major") }};
-%% for r in blocks
-                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_part", "%s_%d_%d" % (name, r, t)) }};
-%% endfor
-%% if PARTS == 2
-                let k_rest = {{ matrices.load("right", "key_tile", "key_at + %du * KEY_PITCH + %du" % (16 * t, 2 * (HEAD_STEPS + c)), "KEY_PITCH", "col_major") }};
-%% for r in blocks
-                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, HEAD_STEPS + c), "k_part", "%s_%d_%d" % (name, r, t)) }};
-                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_rest", "%s_%d_%d" % (name, r, t)) }};
-%% endfor
-%% endif
-            }
-%% endfor
-%% endfor
-{% endmacro %}
 %% if unit
     // Where row 0 of this head would lie, and how far one is from the next, in words of eight elements.
     let key_base = key_row(b, 0u, k) / 8u;
@@ -318,25 +195,25 @@ fn flash_matrix(
 %% endif
 %% if EARLY
     // Products are made a step ahead, so that they are under way while weights are made.
-    {{ fetch_key("tile") }}
+    {{ tiles.fetch_key("tile") }}
     workgroupBarrier();
-    {{ put_key("tile") }}
+    {{ tiles.put_key("tile") }}
     workgroupBarrier();
 %% if AHEAD
-    {{ fetch_key("next") }}
-    {{ fetch_value("tile") }}
+    {{ tiles.fetch_key("next") }}
+    {{ tiles.fetch_value("tile") }}
 %% endif
     if ({{ own("tile") }}) {
-        {{ products("s") }}
+        {{ tiles.products("s") }}
     }
 %% elif AHEAD
-    {{ fetch_key("tile") }}
-    {{ fetch_value("tile") }}
+    {{ tiles.fetch_key("tile") }}
+    {{ tiles.fetch_value("tile") }}
 %% endif
     while (tile < keys.y) {
 %% if not AHEAD
-        {{ fetch_key("next" if EARLY else "tile") }}
-        {{ fetch_value("tile") }}
+        {{ tiles.fetch_key("next" if EARLY else "tile") }}
+        {{ tiles.fetch_value("tile") }}
 %% endif
 %% if BUFFERS == 2
         // What is read here lies in the other buffer: no subgroup can be two steps behind.
@@ -345,8 +222,8 @@ fn flash_matrix(
 %% else
         workgroupBarrier();
 %% endif
-        {{ put_key("next" if EARLY else "tile") }}
-        {{ put_value("tile") }}
+        {{ tiles.put_key("next" if EARLY else "tile") }}
+        {{ tiles.put_value("tile") }}
         workgroupBarrier();
 %% if problem.segments
         let here_ids = ids;
@@ -356,8 +233,8 @@ fn flash_matrix(
         let after = next + TILE_K;
 %% endif
 %% if AHEAD
-        {{ fetch_key("after" if EARLY else "next") }}
-        {{ fetch_value("next") }}
+        {{ tiles.fetch_key("after" if EARLY else "next") }}
+        {{ tiles.fetch_value("next") }}
 %% endif
 
         if ({{ own("tile") }}) {
@@ -370,7 +247,7 @@ fn flash_matrix(
             let whole = false;
 %% endif
 %% if not EARLY
-            {{ products("s") }}
+            {{ tiles.products("s") }}
 %% endif
 %% for r in blocks
             var factor_{{ r }} = scale;
@@ -401,7 +278,7 @@ fn flash_matrix(
                 factor_{{ r }} = 1.0;
             }
 %% if EARLY == 2 and r == BLOCKS - 1 and turn == KEY_BLOCKS // SLOTS - 1
-            {{ products("s") }}
+            {{ tiles.products("s") }}
 %% endif
 %% for slot in range(SLOTS)
 %% for i in range(2)
@@ -439,7 +316,7 @@ fn flash_matrix(
                 }
             }
 %% if EARLY == 1 and loop.last
-            {{ products("s") }}
+            {{ tiles.products("s") }}
 %% endif
             // Where no key was kept yet, what is masked is far below 0 too.
             let base_{{ r }} = select(top_{{ r }}, 0.0, top_{{ r }} == MASKED);
@@ -473,7 +350,7 @@ fn flash_matrix(
         }
 %% if EARLY and not EMULATED
         else if ({{ own("next") }}) {
-            {{ products("s") }}
+            {{ tiles.products("s") }}
         }
 %% endif
         tile = next;
