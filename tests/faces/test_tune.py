@@ -71,7 +71,7 @@ def test_common_calls_differ(profile: DeviceProfile) -> None:
     for case in cases:
         assert case.workload.N % case.workload.K == 0
     names = {case.command for case in cases}
-    assert names == ({"forward"} if profile.is_cpu else {"forward", "backward"})
+    assert names == ({"forward"} if profile.is_cpu else {"forward", "backward", "decode"})
 
 
 @pytest.mark.device
@@ -188,6 +188,29 @@ def test_the_command_tells_a_person(file: Path, monkeypatch: pytest.MonkeyPatch)
         "for processes that start",
     ):
         assert words in text
+
+
+@pytest.mark.device
+def test_a_call_that_fails_takes_nothing_from_the_others(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wgattn._cli import tune as command
+
+    cases = Case("forward", "", SMALL), Case("forward", "", replace(SMALL, T=25))
+    found = [row("keys", 1.0, Trial(1, 0.5))]
+
+    def rows(case: Case, *given: Any) -> list[Row]:
+        if case == cases[0]:
+            raise WgattnError("too large")
+        return found
+
+    monkeypatch.setattr(command, "rows_of", rows)
+    monkeypatch.setattr(command, "common", lambda profile: cases)
+    done = CliRunner().invoke(app, ["tune", "--json"])
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["failed"] == {f"forward {SMALL.name}": "too large"}
+    assert tuned.constants_for(_runtime.current_profile()) == (("keys", 1),)
+    monkeypatch.setattr(command, "common", lambda profile: cases[:1])
+    with pytest.raises(WgattnError, match="too large"):
+        told()
 
 
 @pytest.mark.device

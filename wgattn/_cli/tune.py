@@ -12,13 +12,15 @@ from rich.text import Text
 from wgattn import _runtime
 from wgattn._cli import show
 from wgattn._cli.bench import duration
+from wgattn._errors import WgattnError
 from wgattn._runtime import tuned
 from wgattn.bench.attention import Case, Pace
 from wgattn.bench.tune import Row, common, rows_of, winners
 
 
 def tune(case: Case | None, rounds: int, as_json: bool) -> int:
-    """Try the candidates for a call, or for common ones, keep what is faster, and show it all; 1 where one was wrong.
+    """Try the candidates for a call, or for common ones, keep what is faster, and show it all; 1 where one was wrong
+    or a call failed.
 
     Raises WgattnError where nothing could be kept, ValueError for a file that is not tune's, what the rules' call does.
     """
@@ -27,16 +29,20 @@ def tune(case: Case | None, rounds: int, as_json: bool) -> int:
     tuned.check_writable()
     profile = _runtime.current_profile()
     cases = common(profile) if case is None else (case,)
-    rows = list(_rows(cases, profile, Pace(rounds, 0.1, 1 << 22)))
+    failed: dict[str, str] = {}
+    rows = list(_rows(cases, profile, Pace(rounds, 0.1, 1 << 22), failed))
+    if len(failed) == len(cases):
+        raise WgattnError("; ".join(failed.values()))
     found = winners(rows)
     file = tuned.keep(profile, found, {row.constant for row in rows})
     if as_json:
-        show.as_json({"file": str(file), "kept": found, "rows": [row_values(row) for row in rows]})
+        show.as_json({"file": str(file), "kept": found, "rows": [row_values(row) for row in rows], "failed": failed})
     else:
         if rows:
             print_rows(rows, found)
         show.lines(verdict(cases, rows, found, str(file)))
-    return int(any(trial.fault for row in rows for trial in row.trials))
+        show.lines({f"failed: {call}": told for call, told in failed.items()})
+    return int(bool(failed) or any(trial.fault for row in rows for trial in row.trials))
 
 
 def shown(as_json: bool) -> None:
@@ -106,7 +112,8 @@ def row_values(row: Row) -> dict[str, Any]:
     }
 
 
-def _rows(cases: Sequence[Case], profile: _runtime.DeviceProfile, pace: Pace) -> Iterator[Row]:
+def _rows(cases: Sequence[Case], profile: _runtime.DeviceProfile, pace: Pace, failed: dict[str, str]) -> Iterator[Row]:
+    """The rows of all calls as they are found; one that fails goes to `failed`, and the next is tried all the same."""
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     with Progress(*columns, console=show.errors, transient=True) as progress:
         task = progress.add_task("", total=len(cases))
@@ -116,4 +123,7 @@ def _rows(cases: Sequence[Case], profile: _runtime.DeviceProfile, pace: Pace) ->
                 words = f"{case.command} {case.workload.name}: {step}"[:72]
                 progress.update(task, description=words, completed=place + share)
 
-            yield from rows_of(case, profile, pace, told)
+            try:
+                yield from rows_of(case, profile, pace, told)
+            except (WgattnError, MemoryError) as error:
+                failed[f"{case.command} {case.workload.name}"] = str(error) or type(error).__name__
