@@ -236,7 +236,7 @@ class KVCache:
         shorter = self._with(lengths=elementwise("minimum", self.lengths, kept))
         if self.written is not None:
             most = elementwise("maximum", self.lengths, self.written)
-            spare = self.capacity - self.form.pinned - (self.form.window or 0)
+            spare = self.form.spare(self.capacity)
             require(partial(check_ring_left, self.capacity, spare), most, shorter.lengths)
             shorter = replace(shorter, written=most)
         if self.pages is None or current_trace() is not None:

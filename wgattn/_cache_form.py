@@ -34,6 +34,10 @@ class CacheForm:
         """The pinned tokens of a cache whose other slots go round; None where tokens stay where they are."""
         return None if self.window is None else self.pinned
 
+    def spare(self, capacity: int) -> int:
+        """How many of its newest tokens a ring can lose and still hold a whole window."""
+        return capacity - self.pinned - (self.window or 0)
+
     @property
     def dims(self) -> tuple[int, int]:
         """The elements of a stored row of key and of value."""

@@ -87,7 +87,7 @@ def truncate(cache: Cache, lengths: int | ArrayLike) -> Cache:
     if isinstance(cache, CacheHandle):
         return cache.truncate(lengths)
     _check(cache)
-    spare = None if cache.form.window is None else cache.capacity - cache.form.pinned - cache.form.window
+    spare = None if cache.form.ring is None else cache.form.spare(cache.capacity)
     given = [cache.lengths, operand(lengths, "lengths"), *([] if cache.written is None else [cache.written])]
     kept, *most = call(_truncate(cache.capacity, spare), *given)
     return replace(cache, lengths=kept, written=most[0] if most else None)
@@ -109,7 +109,7 @@ def reserve(cache: KVCache, tokens: int | ArrayLike) -> KVCache:
         raise TypeError("reserve deals pages out on the host: call it before what JAX traces, or use a CacheHandle")
     lengths = np.asarray(cache.lengths)
     counts = new_tokens(tokens, cache.batch)
-    check_capacity(counts, None if cache.form.window is not None else cache.capacity, lengths)
+    check_capacity(counts, cache._limit(), lengths)
     if cache.form.page_size is None:
         return cache
     plan = dealt(np.asarray(cache.pages), lengths, counts, cache.form.page_size, cache.key.shape[0])

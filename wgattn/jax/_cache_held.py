@@ -68,10 +68,9 @@ class Held:
 
     def check_ring(self, number: int, lengths: np.ndarray, written: np.ndarray) -> None:
         """Raise RuntimeError where a ring to which so much was written has lost tokens that these lengths see."""
-        form = self.cache.form
-        if form.window is None:
+        if self.cache.form.ring is None:
             return
-        spare = self.sizes.capacity - form.pinned - form.window
+        spare = self.cache.form.spare(self.sizes.capacity)
         if ((written > self.sizes.capacity) & (written - lengths > spare)).any():
             raise RuntimeError(
                 f"this handle is an older version of cache {number}, a ring: lengths {lengths.tolist()}, where "
