@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "wgattn"
+EXAMPLES = sorted((PACKAGE.parent / "docs" / "examples").glob("*.py"))
 
 # The longest name that fits a module gives its floor; a module with no floor fails the test below.
 FLOORS = {
@@ -155,3 +156,12 @@ def test_only_numpy_and_the_standard_library_serve_the_reference() -> None:
         "collections",
         "functools",
     }
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_use_public_names(path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {part for node in nodes if isinstance(node, ast.alias) for part in node.name.split(".")}
+    names |= {part for node in nodes if isinstance(node, ast.ImportFrom) for part in (node.module or "").split(".")}
+    assert not {name for name in names if name.startswith("_") and not name.startswith("__")}
