@@ -1,27 +1,27 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 
-// Decode: one query row against many keys. A workgroup owns one key/value head, up to GROUP of the query heads that
+// Decode: one query row against many keys. A workgroup owns one key/value head, up to HEADS of the query heads that
 // read it, and one part of the keys, so that each key and value is read once for the group. Logits: a thread a key
 // (KEYS of them), q broadcast from workgroup memory. Output: VALUE_CHUNKS threads a key, each four elements, ROWS keys
 // at once. Over heads and keys the text is unrolled: arrays of them would live in memory.
-{% set heads = range(GROUP) %}
-{% set quads = range(GROUP_QUADS) %}
+{% set heads = range(HEADS) %}
+{% set quads = range(HEAD_QUADS) %}
 
-// GROUP · HEAD_CHUNKS · 16 bytes
-var<workgroup> query_rows: array<vec4f, GROUP * HEAD_CHUNKS>;
-// TILE_K · GROUP_QUADS · 16 bytes
-var<workgroup> weights: array<vec4f, TILE_K * GROUP_QUADS>;
-// GROUP · PITCH · 4 bytes: a number a head and thread, to be reduced over the threads
-var<workgroup> scattered: array<f32, GROUP * PITCH>;
-// GROUP · GATHERED · 4 bytes: the same, reduced to GATHERED a head
-var<workgroup> gathered: array<f32, GROUP * GATHERED>;
+// HEADS · HEAD_CHUNKS · 16 bytes
+var<workgroup> query_rows: array<vec4f, HEADS * HEAD_CHUNKS>;
+// TILE_K · HEAD_QUADS · 16 bytes
+var<workgroup> weights: array<vec4f, TILE_K * HEAD_QUADS>;
+// HEADS · PITCH · 4 bytes: a number a head and thread, to be reduced over the threads
+var<workgroup> scattered: array<f32, HEADS * PITCH>;
+// HEADS · GATHERED · 4 bytes: the same, reduced to GATHERED a head
+var<workgroup> gathered: array<f32, HEADS * GATHERED>;
 // WORKGROUP · 16 bytes
 var<workgroup> row_sums: array<vec4f, WORKGROUP>;
 
 fn gather_maxima(thread: u32) {
     workgroupBarrier();
-    if (thread < GROUP * GATHERED) {
+    if (thread < HEADS * GATHERED) {
         let at = thread / GATHERED * PITCH + thread % GATHERED;
         var high = scattered[at];
         for (var i = GATHERED; i < WORKGROUP; i += GATHERED) {
@@ -42,7 +42,7 @@ fn gathered_max(head: u32) -> f32 {
 
 fn gather_sums(thread: u32) {
     workgroupBarrier();
-    if (thread < GROUP * GATHERED) {
+    if (thread < HEADS * GATHERED) {
         let at = thread / GATHERED * PITCH + thread % GATHERED;
         var sum = scattered[at];
         for (var i = GATHERED; i < WORKGROUP; i += GATHERED) {
@@ -67,23 +67,10 @@ fn decode(
     @builtin(num_workgroups) workgroups: vec3u,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    // Key/value heads lie closest, since their rows do.
-    let head_blocks = (parameters.G + GROUP - 1u) / GROUP;
-    var index = folded_index(workgroup, workgroups);
-    let units = parameters.N / parameters.G * head_blocks;
-    let unit = index % units;
-    index /= units;
-    let part = index % parameters.parts;
-    let b = index / parameters.parts;
-    if (b >= parameters.batch) {
-        return;
-    }
-    let n_first = unit / head_blocks * parameters.G + unit % head_blocks * GROUP;
-    let n_last = min(n_first + GROUP, (unit / head_blocks + 1u) * parameters.G) - 1u;
-    let k = key_head(n_first);
+{% include "attention/decode_place.wgsl" %}
 
     let scale = query_scale(b);
-    for (var i = thread; i < GROUP * HEAD_CHUNKS; i += WORKGROUP) {
+    for (var i = thread; i < HEADS * HEAD_CHUNKS; i += WORKGROUP) {
         let n = n_first + i / HEAD_CHUNKS;
         var four = vec4f();
         if (n <= n_last) {
@@ -176,8 +163,8 @@ fn decode(
 %% endfor
 %% for i in range(KEYS)
 %% for q in quads
-        weights[({{ i }}u * WORKGROUP + thread) * GROUP_QUADS + {{ q }}u] = vec4f(
-            {% for g in range(4 * q, 4 * q + 4) %}{{ "w_%d_%d" % (i, g) if g < GROUP else "0.0" }}{{ ", " if not loop.last }}{% endfor %}
+        weights[({{ i }}u * WORKGROUP + thread) * HEAD_QUADS + {{ q }}u] = vec4f(
+            {% for g in range(4 * q, 4 * q + 4) %}{{ "w_%d_%d" % (i, g) if g < HEADS else "0.0" }}{{ ", " if not loop.last }}{% endfor %}
 
         );
 %% endfor
@@ -191,7 +178,7 @@ fn decode(
 %% for u in range(TURN)
                 let j_{{ u }} = first + {{ u }}u * ROWS;
 %% for q in quads
-                let share_{{ u }}_{{ q }} = weights[min(j_{{ u }}, TILE_K - 1u) * GROUP_QUADS + {{ q }}u];
+                let share_{{ u }}_{{ q }} = weights[min(j_{{ u }}, TILE_K - 1u) * HEAD_QUADS + {{ q }}u];
 %% endfor
                 var v_{{ u }} = vec4f();
 %% if problem.dense

@@ -27,20 +27,7 @@ fn decode(
     @builtin(local_invocation_index) thread: u32,
     @builtin(subgroup_invocation_id) place: u32,
 ) {
-    // Key/value heads lie closest, since their rows do.
-    let head_blocks = (parameters.G + HEADS - 1u) / HEADS;
-    var index = folded_index(workgroup, workgroups);
-    let units = parameters.N / parameters.G * head_blocks;
-    let unit = index % units;
-    index /= units;
-    let part = index % parameters.parts;
-    let b = index / parameters.parts;
-    if (b >= parameters.batch) {
-        return;
-    }
-    let n_first = unit / head_blocks * parameters.G + unit % head_blocks * HEADS;
-    let n_last = min(n_first + HEADS, (unit / head_blocks + 1u) * parameters.G) - 1u;
-    let k = key_head(n_first);
+{% include "attention/decode_place.wgsl" %}
 
     // Lanes of a subgroup are threads in a row, so a team is too.
     let lane = place % LANES;

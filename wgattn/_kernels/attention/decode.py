@@ -88,8 +88,8 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
         constants=(
             *constants(problem, partial),
             ("WORKGROUP", WORKGROUP),
-            ("GROUP", share.heads),
-            ("GROUP_QUADS", share.quads),
+            ("HEADS", share.heads),
+            ("HEAD_QUADS", share.quads),
             ("KEYS", share.keys),
             ("TILE_K", share.tile),
             ("HEAD_CHUNKS", problem.head_dim // 4),
