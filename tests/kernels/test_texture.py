@@ -13,7 +13,8 @@ from wgattn._dtypes import bfloat16, float8_e4m3fn, float16, float32, int8
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.kernel import Bytes, CopyToTexture, Launch, Operand, Plan, natural_strides
 from wgattn._kernels.rotation import Rope, tables
-from wgattn._kernels.texture import FOLD, Held, Rotation, Texels, fill, lay
+from wgattn._kernels.texture import FOLD, Texels, lay
+from wgattn._kernels.texture_fill import Held, Rotation, fill
 from wgattn._runtime import program as device
 from wgattn._runtime.profile import Limits
 

@@ -11,7 +11,8 @@ from wgattn._kernels.attention.inputs import Rows, texel_dtype
 from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.kernel import CopyToTexture, Launch, Operand, Scalar, Scratch, Texture
 from wgattn._kernels.stored import row_elements
-from wgattn._kernels.texture import Held, Rotation, Row, Texels, fields, fill, lay
+from wgattn._kernels.texture import Texels, fields, lay
+from wgattn._kernels.texture_fill import Held, Rotation, Row, fill
 from wgattn._runtime.profile import Limits
 
 WHOLE_POOL = 8  # a pool up to so many times the tokens that a call reads is copied whole: a gather takes as much longer

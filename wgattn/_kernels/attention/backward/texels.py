@@ -9,7 +9,8 @@ from wgattn._kernels.attention.boxes import Box, cut
 from wgattn._kernels.attention.problem import AttentionProblem
 from wgattn._kernels.attention.textures import Filled
 from wgattn._kernels.kernel import CopyToTexture, Launch, Operand, Scratch, Texture
-from wgattn._kernels.texture import Texels, fill, lay
+from wgattn._kernels.texture import Texels, lay
+from wgattn._kernels.texture_fill import fill
 from wgattn._runtime.profile import Limits
 
 NAMES = ("query", "key", "value", "grad_out")
