@@ -115,7 +115,11 @@ class CacheHandle:
         return replace(self, array=array)
 
     def truncate(self, lengths: int | ArrayLike) -> CacheHandle:
-        """The handle of no more than `lengths` tokens a sequence: an int, or int32 (B,). Nothing is called or moved."""
+        """The handle of no more than `lengths` tokens a sequence: an int, or int32 (B,). Nothing is called or moved.
+
+        What no longer is there raises when the handle is used next: a ValueError for lengths below 0, a RuntimeError
+        for a ring whose tokens before that are overwritten.
+        """
         kept = jnp.minimum(self.lengths, jnp.asarray(lengths, jnp.int32))
         return replace(self, array=jnp.concatenate([self.array[:2], kept]))
 
