@@ -38,7 +38,7 @@ REFUSALS: dict[str, dict[str, Callable[[Case], bool]]] = {
         "head dims up to": lambda case: max(case.H, case.Hv) > _WIDE,
     },
     "flash_matrix": {
-        "no subgroup matrices|matrix units multiply|shader-f16|lanes; its matrices need": lambda case: True,
+        "no matrix units|matrix units multiply|shader-f16|lanes; its matrices need": lambda case: True,
         "it multiplies float16": lambda case: case.dtype != "f16",
         "T from 2 on": lambda case: case.T == 1,
         "head dims above": lambda case: max(case.H, case.Hv) > _WIDE,

@@ -13,7 +13,7 @@ def supports_matrices(profile: DeviceProfile) -> Support:
     if is_emulated(profile):
         return SUPPORTED
     if not profile.matrix:
-        return unsupported("the device has no subgroup matrices here (Dawn has them: WGATTN_PROVIDER=dawn)")
+        return unsupported("no matrix units here; WGATTN_PROVIDER=dawn may have them")
     if CONFIGURATION not in profile.matrix:
         return unsupported(f"the device's matrix units multiply {', '.join(profile.matrix)}, not {CONFIGURATION}")
     if not (profile.f16 and profile.subgroups):

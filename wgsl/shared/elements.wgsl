@@ -27,20 +27,24 @@ fn unpack_u8(word: u32) -> vec4f {
     return vec4f(bitcast<vec4i>(vec4u(word << 28u, word << 24u, word << 20u, word << 16u)) >> vec4u(28u));
 }
 %% elif dtype == "f8e4m3"
-// As float16 with the same mantissa, whose exponent is 8 too low; all ones, of e4m3 the only NaN, become one of float16.
-fn widen_f8e4m3(bytes: u32) -> vec2f {
-    let apart = (bytes & 0xffu) | ((bytes & 0xff00u) << 8u);
-    let ones = ((apart & 0x007f007fu) + 0x00010001u) & 0x00800080u;
-    return 256.0 * unpack2x16float(((apart & 0x00800080u) << 8u) | ((apart & 0x007f007fu) << 7u) | (ones * 0xf8u));
+// Bytes 0 and 2 as float16 with the same mantissa, whose exponent is 8 too low; all ones, of e4m3 the only NaN, become one
+// of float16.
+fn widen_f8e4m3(word: u32) -> vec2f {
+    let ones = ((word & 0x007f007fu) + 0x00010001u) & 0x00800080u;
+    return 256.0 * unpack2x16float(((word & 0x00800080u) << 8u) | ((word & 0x007f007fu) << 7u) | (ones * 0xf8u));
 }
 
 fn unpack_f8e4m3(word: u32) -> vec4f {
-    return vec4f(widen_f8e4m3(word & 0xffffu), widen_f8e4m3(word >> 16u));
+    let even = widen_f8e4m3(word);
+    let odd = widen_f8e4m3(word >> 8u);
+    return vec4f(even.x, odd.x, even.y, odd.y);
 }
 %% elif dtype == "f8e5m2"
+// The upper bytes of float16.
 fn unpack_f8e5m2(word: u32) -> vec4f {
-    let low = unpack2x16float(((word & 0xffu) << 8u) | ((word & 0xff00u) << 16u));
-    return vec4f(low, unpack2x16float(((word >> 8u) & 0xff00u) | (word & 0xff000000u)));
+    let even = unpack2x16float((word & 0x00ff00ffu) << 8u);
+    let odd = unpack2x16float(word & 0xff00ff00u);
+    return vec4f(even.x, odd.x, even.y, odd.y);
 }
 %% endif
 {%- endmacro %}

@@ -10,7 +10,7 @@ from tests.kernels.attention.problems import CALLS, CPU, DISCRETE, MINIMUM, PROF
 from wgattn import nn
 from wgattn._dtypes import float16
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention import decode, decode_matrix, flash_matrix, flash_tiled
+from wgattn._kernels.attention import decode, flash_tiled
 from wgattn._kernels.attention.backward.choose import FAMILIES as BACKWARD
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.choose import FAMILIES, IMPLEMENTATIONS, choose
@@ -140,7 +140,7 @@ def test_candidates_are_taken_and_told(profile: DeviceProfile, T: int, G: int) -
     problem = problem_of(FULL, T=T, G=G, query=float16, cache=float16)
     sweep = replace(problem, queries="many", residual=None, empty_rows=None)
     backward = GradientProblem(problem, sweep, ("query", "key", "value"), float16, True)
-    for families, given in (((*FAMILIES, flash_matrix, decode_matrix), problem), (BACKWARD, backward)):
+    for families, given in ((FAMILIES, problem), (BACKWARD, backward)):
         for family in families:
             if not family.supports(given, profile):
                 continue

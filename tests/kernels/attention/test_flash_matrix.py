@@ -118,7 +118,7 @@ def reason(profile: DeviceProfile = MATRICES, **sizes: Any) -> str:
 def test_reasons() -> None:
     """What is not served is told apart: the device, its matrices, its subgroups, the call."""
     assert reason() == ""
-    assert "no subgroup matrices" in reason(DISCRETE)
+    assert "no matrix units" in reason(DISCRETE)
     assert "f16-f32-16x16x16" in reason(replace(MATRICES, matrix=("f16-f16-8x8x8",)))
     assert "32 to 64 lanes" in reason(replace(MATRICES, subgroup_most=64))
     assert "shader-f16" in reason(replace(MATRICES, f16=False))

@@ -141,7 +141,7 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
-    return SUPPORTED
+    return SUPPORTED if problem.rope is None else unsupported("rows are rotated one element at a time, not timed yet")
 
 
 def _unit(problem: AttentionProblem) -> int:
