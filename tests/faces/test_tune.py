@@ -236,7 +236,11 @@ def test_a_report_keeps_the_tuned_constants_of_its_machine(tmp_path: Path) -> No
 
 def told(*options: str) -> str:
     """What `wgattn tune` prints."""
+    from wgattn._cli import show
+
+    narrow, show.console.width = show.console.width, 200  # so that no cell is folded
     done = CliRunner().invoke(app, ["tune", *options])
+    show.console.width = narrow
     if done.exception:
         raise done.exception
     return done.stdout

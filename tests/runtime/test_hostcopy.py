@@ -100,7 +100,7 @@ source = np.arange(1 << 22, dtype=np.uint64).view(np.uint8)
 def copy(where):
     found = np.zeros_like(source)
     hostcopy.copy_bytes(found, source)
-    print(where, np.array_equal(found, source), flush=True)
+    os.write(1, (where + " " + str(np.array_equal(found, source)) + chr(10)).encode())  # a line at once
 
 copy("parent")
 if {forks}:

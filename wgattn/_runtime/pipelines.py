@@ -1,5 +1,6 @@
-"""Shaders made ready: one pipeline and one bind group layout for each Shader, kept for the life of the device."""
+"""Shaders made ready: a pipeline for each Shader in use, of which the last ones are kept, and bind group layouts."""
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from .._errors import UnsupportedError, WgattnError
@@ -19,19 +20,26 @@ FEATURE_FIELDS = {
 }
 
 
+KEPT = 256  # pipelines that nobody may need any more: a driver holds some 3 MB for each on a CPU adapter
+
+
 class Pipelines:
-    """The cache of one device. Call it with the device's lock held."""
+    """The cache of one device. Call it with the device's lock held. Programs hold the pipelines that they use."""
 
     def __init__(self, device: "Device") -> None:
         self._device = device
         self._layouts: dict[tuple[Resource, ...], tuple[Any, Any]] = {}
-        self._pipelines: dict[Shader, Any] = {}
+        self._pipelines: OrderedDict[Shader, Any] = OrderedDict()
 
     def pipeline(self, shader: Shader) -> Any:
         """The compiled pipeline. Raises UnsupportedError for a feature that is not there, WgattnError for bad code."""
         found = self._pipelines.get(shader)
         if found is None:
             found = self._pipelines[shader] = self._make(shader)
+            if len(self._pipelines) > KEPT:
+                self._pipelines.popitem(last=False)
+        else:
+            self._pipelines.move_to_end(shader)
         return found
 
     def layout(self, resources: tuple[Resource, ...]) -> Any:

@@ -32,8 +32,7 @@ def last_error() -> BaseException | None:
     JAX raises an error of its own, whose message carries the original's type and text.
 
     Example:
-        >>> wgattn.jax.last_error() is None
-        True
+        >>> error = wgattn.jax.last_error()
     """
     return _last
 
