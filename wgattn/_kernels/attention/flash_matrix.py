@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wgattn._dtypes import float16, float32, short_name
-from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import enough_buffers, plan_buffers, split_candidates, splits_for
+from wgattn._kernels.attention.launches import enough_buffers, plan_blocks, split_candidates
 from wgattn._kernels.attention.naming import tuned_name, variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
@@ -16,7 +15,6 @@ from wgattn._runtime.profile import DeviceProfile, Tuned
 name = "flash_matrix"
 MAX_DIM = 256
 SIDE = 16  # rows and columns of a matrix
-SPLIT_KEYS = 512  # a split has no fewer keys: Q is staged once a split, and the merge reads every split
 SLACK = 8.0  # how far a logit may lie above the running maximum
 
 
@@ -207,22 +205,15 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
     tile = _tile(problem, profile)
-    heads = heads_of(problem, tile)
-
-    def workgroups(box: Box) -> int:
-        units = box.size("n") if heads == 1 else box.size("n") // problem.group * -(-problem.group // heads)
-        return box.batch * units * -(-box.size("t") * heads // tile.rows)
-
-    return plan_buffers(
+    return plan_blocks(
         problem,
         call,
         operands,
         profile,
         lambda partial: variant(problem, profile, partial),
-        workgroups,
-        splits_of=lambda box: splits_for(workgroups(box), box.size("s"), SPLIT_KEYS, profile),
-        max_keys=_max_keys(problem, tile, profile),
-        whole_groups=heads > 1,
+        heads_of(problem, tile),
+        tile.rows,
+        _max_keys(problem, tile, profile),
     )
 
 

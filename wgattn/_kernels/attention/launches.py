@@ -32,6 +32,7 @@ MOST_WORK = {"discrete": 1 << 40, "unknown": 1 << 36, "integrated": 1 << 36, "cp
 BUSY_WORKGROUPS = {"discrete": 1024, "unknown": 1024, "integrated": 256, "cpu": 1}  # enough to fill a device
 SPLITS = "workgroups"  # the tuned constant in its place
 SPLIT_KEYS = 256  # a split of one query row's keys has no fewer: the merge reads every split
+BLOCK_SPLIT_KEYS = 512  # of families that stage Q once a split
 
 
 def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfile) -> int:
@@ -157,6 +158,33 @@ def plan_row(
         return splits_for(workgroups(box), box.size("s"), SPLIT_KEYS, profile)
 
     return plan_buffers(problem, call, operands, profile, variant_of, workgroups, splits, max_keys, whole_groups=True)
+
+
+def plan_blocks(
+    problem: AttentionProblem,
+    call: Call,
+    operands: Mapping[str, Operand],
+    profile: DeviceProfile,
+    variant_of: Callable[[bool], Variant],
+    heads: int,
+    rows: int,
+    max_keys: int | None,
+) -> Plan:
+    """The plan of a family whose workgroups serve blocks of `rows` rows: of one query head, or `heads` of a group.
+
+    The others are `plan_buffers`'.
+    """
+
+    def workgroups(box: Box) -> int:
+        units = box.size("n") if heads == 1 else box.size("n") // problem.group * -(-problem.group // heads)
+        return box.batch * units * -(-box.size("t") * heads // rows)
+
+    def splits(box: Box) -> int:
+        return splits_for(workgroups(box), box.size("s"), BLOCK_SPLIT_KEYS, profile)
+
+    return plan_buffers(
+        problem, call, operands, profile, variant_of, workgroups, splits, max_keys, whole_groups=heads > 1
+    )
 
 
 def _bound(variant: Variant, resources: Mapping[str, object]) -> dict:
