@@ -87,8 +87,18 @@ class JitFunction:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         tree_util = _tree.util()
 
-        static: list[tuple[Any, Hashable]] = []
-        for key, value in (*enumerate(args), *sorted(kwargs.items())):
+        numbered = dict(enumerate(args))
+        static = self._static(numbered, kwargs) if self._numbers or self._names else ()
+        if static:
+            fixed = {key for key, _ in static}
+            numbered = {i: x for i, x in numbered.items() if i not in fixed}
+            kwargs = {name: x for name, x in kwargs.items() if name not in fixed}
+        leaves, tree = tree_util.tree_flatten((numbered, kwargs))
+        return Arguments((tree, len(args)), leaves, static)
+
+    def _static(self, numbered: dict[int, Any], named: dict[str, Any]) -> tuple[tuple[Any, Hashable], ...]:
+        found: list[tuple[Any, Hashable]] = []
+        for key, value in (*numbered.items(), *sorted(named.items())):
             if key in (self._numbers if isinstance(key, int) else self._names):
                 try:
                     hash(value)
@@ -98,14 +108,8 @@ class JitFunction:
                         f"got {type(value).__name__}: give a tuple or a frozen value, or let it be traced"
                     ) from None
                 # Equal values of two types (1, 1.0, True) are traced apart.
-                static.append((key, (type(value), value)))
-        fixed = {key for key, _ in static}
-        dynamic = (
-            {i: x for i, x in enumerate(args) if i not in fixed},
-            {name: x for name, x in kwargs.items() if name not in fixed},
-        )
-        leaves, tree = tree_util.tree_flatten(dynamic)
-        return Arguments((tree, len(args)), leaves, tuple(static))
+                found.append((key, (type(value), value)))
+        return tuple(found)
 
     def _leaf(self, bound: Arguments, i: int) -> Array:
         """Leaf i as an Array. NumPy values are used within this call, so their bytes are not copied first."""

@@ -143,7 +143,7 @@ def linearize(
 def _recorded(traced: Traced, arrays: Sequence[Array], on_path: frozenset[Result]) -> dict[Result, Array]:
     """What was traced, recorded on `arrays`. Attention that a gradient passes keeps a float32 residual."""
     graph, values = traced.graph, {}
-    weak = {(use.node, use.result) for use, w in zip(graph.outputs, traced.weak, strict=True) if w}
+    weak = {(use.node, use.result) for use, aval in zip(graph.outputs, traced.avals, strict=True) if aval.weak}
     for number, node in enumerate(graph.nodes):
         operation, avals = node.operation, node.avals
         if isinstance(operation, Input):

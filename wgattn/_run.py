@@ -46,7 +46,10 @@ def on_attention(hook: AttentionHook) -> AttentionHook:
 
 def validating() -> bool:
     """Whether WGATTN_VALIDATE asks for every attention call to be checked. Raises UnsupportedError for odd settings."""
-    given = os.environ.get("WGATTN_VALIDATE", "").strip().lower()
+    given = os.environ.get("WGATTN_VALIDATE", "")
+    if not given:
+        return False
+    given = given.strip().lower()
     if given not in ("", "0", "false", "no", "1", "true", "yes"):
         raise UnsupportedError(f"WGATTN_VALIDATE is {given!r}: it is 1, true or yes, or 0, false, no or not set")
     return given in ("1", "true", "yes")

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _run, _tree
 from ._array import Array, asarray, of
-from ._graph.graph import Graph, View
+from ._graph.graph import Aval, Graph, View
 from ._graph.operations import Input
 from ._host import is_scalar
 from ._known import Foreknown, foreknown, known
@@ -19,14 +19,15 @@ from ._record import Dead, Recording, Step, Stored, Trace, build, leaf
 class Traced:
     """What a trace recorded, and where each leaf of the function's result comes from.
 
-    `sources` holds ("argument", i), ("value", Array) or ("computed", number of the graph's output).
+    `sources` holds ("argument", i), ("value", Array) or ("computed", number of the graph's output); `avals` are the
+    computed ones'.
     """
 
     recording: Recording
     arguments: int
     tree: Any
     sources: tuple[tuple[str, Any], ...]
-    weak: tuple[bool, ...]
+    avals: tuple[Aval, ...]
     host: Foreknown
     laid_out: dict[tuple[View, ...], Graph] = field(default_factory=dict)
     programs: dict[tuple[tuple[View, ...], frozenset[int]], Any] = field(default_factory=dict)
@@ -41,11 +42,9 @@ class Traced:
         tree_util = _tree.util()
 
         inputs = {n.operation.index: n.avals[0] for n in self.graph.nodes if isinstance(n.operation, Input)}
-        computed = [
-            replace(self.graph.aval(use), weak=weak) for use, weak in zip(self.graph.outputs, self.weak, strict=True)
-        ]
         avals = [
-            x._aval if kind == "value" else computed[x] if kind == "computed" else inputs[x] for kind, x in self.sources
+            x._aval if kind == "value" else self.avals[x] if kind == "computed" else inputs[x]
+            for kind, x in self.sources
         ]
         return tree_util.tree_unflatten(self.tree, avals)
 
@@ -103,8 +102,8 @@ def finish(result: Any, steps: list[Step], trace: Trace) -> Traced:
             sources.append(("computed", outputs.setdefault((x._step, x._result), len(outputs))))
     # What was recorded before the trace is computed once, by itself, and comes in as a value.
     recording = build(outputs, steps, is_leaf=lambda step: step.serial < trace.start)
-    weak = tuple(step.avals[result].weak for step, result in outputs)
-    return Traced(recording, len(steps), tree, tuple(sources), weak, foreknown(list(outputs), steps, trace))
+    avals = tuple(step.avals[result] for step, result in outputs)
+    return Traced(recording, len(steps), tree, tuple(sources), avals, foreknown(list(outputs), steps, trace))
 
 
 def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], validate: bool) -> Any:
@@ -118,10 +117,8 @@ def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], val
         inputs += [_run.stored(step, result) for step, result in traced.captured]
         free = _give_up(arrays, inputs, donated, name, traced) if donated else frozenset()
         results = traced.run(inputs, free, validate or _run.validating())
-        graph = traced.graph
         computed = [
-            of(leaf(stored, replace(graph.aval(use), weak=weak), host))
-            for stored, use, weak, host in zip(results, graph.outputs, traced.weak, hosts, strict=True)
+            of(leaf(stored, aval, host)) for stored, aval, host in zip(results, traced.avals, hosts, strict=True)
         ]
     leaves = [
         x if kind == "value" else computed[x] if kind == "computed" else _kept(arrays[x]) for kind, x in traced.sources

@@ -150,7 +150,8 @@ class BoundProgram:
             raise WgattnError(f"the program takes {len(program.inputs)} inputs, {len(inputs)} are given")
         held: list[Buffer | Texture | None] = [None] * len(program.slots)
         for slot, given in zip(program.inputs, inputs, strict=True):
-            given.alive()
+            if given.device is not device:
+                given.alive()  # the device was asked itself: only another one can be gone
             wanted = program.slots[slot]
             if isinstance(wanted, BufferSlot):
                 # vector loads bind whole vectors: up to 256 bytes of the buffer's own memory past its end
