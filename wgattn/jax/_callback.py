@@ -142,7 +142,8 @@ def run_in_jax(program: HostCallback, *arrays: jax.Array) -> tuple[jax.Array, ..
 
     On a CPU the callback works on JAX's own buffers: `pure_callback` would copy them twice, and by threads of the pool
     that callbacks wait in, so that as many callbacks as threads would wait for ever. Elsewhere it is `pure_callback`,
-    or `io_callback` for one with an effect.
+    or `io_callback` for one with an effect. An effect is not ordered: a failure that JAX learns of after its call has
+    returned stays in the thread's token, and all that is ordered behind it raises the same again.
     """
     shapes = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.results)
     varying = varying_axes(arrays)

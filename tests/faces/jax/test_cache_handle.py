@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -296,29 +295,6 @@ def test_where_jax_has_another_device_than_the_cpu(handle: CacheHandle, monkeypa
     grown, out = step(handle, new)
     assert grown.lengths.tolist() == [3, 3]
     check(np.asarray(out), np.asarray(jax.nn.dot_product_attention(*new, is_causal=True)))
-
-
-@pytest.mark.device
-def test_threads_with_caches_of_their_own() -> None:
-    """Arrays large enough for JAX to move with threads of the pool that callbacks wait in."""
-    T = 300
-    shape = (1, T, 8, 64)
-    run = jax.jit(lambda cache, x: step(cache, (x, x, x)))
-    x = normal(0, *shape)
-
-    def one(i: int) -> np.ndarray:
-        cache = CacheHandle.create(1, T, 8, 64, dtype="float32")
-        _, out = run(cache, x * (1 + i % 3))
-        found = np.asarray(out)
-        cache.free()
-        return found
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(one, range(16)))
-    for i in range(3):
-        wanted = np.asarray(jax.nn.dot_product_attention(*[x * (1 + i)] * 3, is_causal=True))
-        for out in found[i::3]:
-            check(out, wanted, magnitude=float(1 + i))
 
 
 @pytest.mark.device
