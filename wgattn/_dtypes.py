@@ -43,6 +43,8 @@ def canonical(dtype: Any) -> np.dtype:
     Raises TypeError for a type that wgattn has no storage for.
     """
     given = np.dtype(dtype)
+    if given in _SHORT:
+        return given
     narrowed = {"f8": float32, "i8": int32, "u8": uint32, "i2": int32, "u2": uint32}.get(given.str[1:], given)
     if narrowed not in _SHORT:
         known = ", ".join(d.name for d in _SHORT)

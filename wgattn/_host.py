@@ -35,8 +35,11 @@ def host_value(x: Any, copy: bool) -> tuple[np.ndarray, Aval]:
     if given.dtype.byteorder not in "=|":
         given = given.astype(given.dtype.newbyteorder("="))
     dtype = canonical(given.dtype)
-    with np.errstate(over="ignore"):  # a float64 above float32's range is inf, as in jax
-        value = np.array(given, dtype, order="C", copy=True if copy else None)
+    if dtype == given.dtype:
+        value = np.array(given, order="C", copy=True if copy else None)
+    else:
+        with np.errstate(over="ignore"):  # a float64 above float32's range is inf, as in jax
+            value = given.astype(dtype, order="C")
     if copy:
         value.flags.writeable = False
     return value, Aval(value.shape, dtype)

@@ -1,5 +1,6 @@
 """A function run once on arguments without values: what it recorded, and how that runs on values."""
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ref
@@ -147,9 +148,10 @@ def _give_up(
         f"this Array was donated to {name}, which may have written over its memory. Use what {name} returned, or leave "
         "its argument out of donate_argnums"
     )
+    uses = Counter(id(stored.buffer) for stored in inputs)
     for i in donated:
         array, stored, aval = arrays[i], inputs[i], arrays[i]._aval
-        shared = stored.shared or i in returned or sum(other.buffer is stored.buffer for other in inputs) > 1
+        shared = stored.shared or i in returned or uses[id(stored.buffer)] > 1
         if i in returned:
             arrays[i] = of(array._step, array._result)  # the same step, which others may hold too
         if not shared:

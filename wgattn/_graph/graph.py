@@ -1,6 +1,7 @@
 """The recorded program, an immutable value: operations in order, each use a strided view of what a node wrote."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,9 +42,10 @@ class View:
     strides: tuple[int, ...]
     offset: int = 0
 
-    @classmethod
-    def natural(cls, shape: tuple[int, ...]) -> "View":
-        return cls(shape, natural_strides(shape), 0)
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def natural(shape: tuple[int, ...]) -> "View":
+        return View(shape, natural_strides(shape), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def _lengths(append: CacheAppend, operands: list[np.ndarray], avals: Sequence[Av
     if "pages" in given:
         capacity *= given["pages"].shape[1]
     lengths, *counts = operands
-    after = lengths.clip(0) + (counts[0].clip(0, tokens) if counts else tokens)
+    after = np.maximum(lengths, 0) + (counts[0].clip(0, tokens) if counts else tokens)
     return after if append.ring is not None else np.minimum(after, capacity)
 
 

@@ -3,8 +3,7 @@
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -104,17 +103,9 @@ class Device:
             self._look_into(self._rumour)
         return bool(self.lost)
 
-    @contextmanager
-    def guard(self, what: str) -> Iterator[None]:
+    def guard(self, what: str) -> "Guard":
         """Turn the library's errors into ours: DeviceLostError where the device is gone, else WgattnError."""
-        self.check_alive()
-        try:
-            yield
-        except (self.provider.module.GPUError, RuntimeError) as error:
-            self._look_into(str(error))
-            self.check_alive()
-            raise WgattnError(f"{self.profile.name} refused to {what}: {error}") from error
-        self.check_alive()
+        return Guard(self, what)
 
     def submit(self, encoder: Any) -> None:
         """Finish and submit. Raises DeviceLostError, or WgattnError for what is refused: never zeros in its place.
@@ -219,6 +210,27 @@ class Device:
             self.native.create_command_encoder().finish()
         except (self.provider.module.GPUError, RuntimeError):
             self.lost = self.lost or _one_line(rumour)
+
+
+class Guard:
+    """What `Device.guard` gives. A class, as a generator's context costs twice as much, and every call has several."""
+
+    __slots__ = ("_device", "_what")
+
+    def __init__(self, device: Device, what: str) -> None:
+        self._device, self._what = device, what
+
+    def __enter__(self) -> None:
+        self._device.check_alive()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        device = self._device
+        if error is None:
+            device.check_alive()
+        elif isinstance(error, device.provider.module.GPUError | RuntimeError):
+            device._look_into(str(error))
+            device.check_alive()
+            raise WgattnError(f"{device.profile.name} refused to {self._what}: {error}") from error
 
 
 def _one_line(text: str) -> str:
