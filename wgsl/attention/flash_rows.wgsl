@@ -5,6 +5,9 @@
 {% set key_chunks = HEAD_DIM // 4 %}
 {% set query_texels, key_texels = key_chunks // quads.query, (key_chunks + quads.key - 1) // quads.key %}
 {% set value_texels = (VALUE_DIM // 4 + quads.value - 1) // quads.value %}
+{# How many texels of a key lanes read at once, and what a lane adds to a texel's place. #}
+{% set shares = SUBGROUP // KEYS %}
+{% set beside = " + share" if shares > 1 else "" %}
 {# Whether a key is looked up: its slot and position are its lane's, and handed to the rows by shuffles. #}
 {% set found = problem.paged or problem.ring %}
 {% set value_chunks = VALUE_DIM // 4 %}
@@ -14,9 +17,9 @@
 {%- endmacro %}
 
 // Flash, rows in lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP query rows of one key/value head, the heads of
-// its group side by side, and a lane ROWS of them. A turn takes SUBGROUP keys: a lane reads one key from a texture, and
-// a shuffle from each constant lane hands it to all rows. Everything but the loop over keys is unrolled over named
-// values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
+// its group side by side, and a lane ROWS of them. A turn takes KEYS keys, of which lanes hold SUBGROUP / KEYS texels side
+// by side: a lane reads one of one key, and shuffles from constant lanes hand them to all rows. Everything but the loop
+// over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
 
 {{ texels.place("query") }}
 {{ texels.keys(problem, stored_names, value_texel == "u8") }}
@@ -57,6 +60,10 @@ fn flash_rows(
     let length = key_length(b);
 %% endif
 
+    let column = lane % KEYS;
+%% if shares > 1
+    let share = lane / KEYS;
+%% endif
 %% for r in range(ROWS)
     let row_{{ r }} = first_row + {{ r }}u * SUBGROUP + lane;
     let t_{{ r }} = min(row_{{ r }}, last_row) / group;
@@ -86,14 +93,14 @@ fn flash_rows(
 %% endfor
 %% endfor
 
-    for (var tile = keys.x; tile < keys.y; tile += SUBGROUP) {
+    for (var tile = keys.x; tile < keys.y; tile += KEYS) {
 %% if problem.segments
         // Tiles whose ids no row has are passed by; the last one is worked on in any case.
-        var key_segment = row_key_segments(b, min(tile + lane, keys.y - 1u));
-        for (; tile + SUBGROUP < keys.y; tile += SUBGROUP) {
-            key_segment = row_key_segments(b, min(tile + lane, keys.y - 1u));
+        var key_segment = row_key_segments(b, min(tile + column, keys.y - 1u));
+        for (; tile + KEYS < keys.y; tile += KEYS) {
+            key_segment = row_key_segments(b, min(tile + column, keys.y - 1u));
             var met = false;
-%% for k in range(SUBGROUP)
+%% for k in range(KEYS)
             let id_{{ k }} = subgroupShuffle(key_segment, {{ k }}u);
             met = met || {% for r in range(ROWS) %}id_{{ k }} == segment_{{ r }}{{ " || " if not loop.last }}{% endfor %};
 %% endfor
@@ -101,16 +108,16 @@ fn flash_rows(
                 break;
             }
         }
-        key_segment = row_key_segments(b, min(tile + lane, keys.y - 1u));
+        key_segment = row_key_segments(b, min(tile + column, keys.y - 1u));
 %% endif
-        let s = min(tile + lane, keys.y - 1u);
+        let s = min(tile + column, keys.y - 1u);
 %% if found
-        let own = find_key(s, find_page(b, s), length);
-        let slot = own.slot;
-        let own_position = select(NOWHERE, own.position, tile + lane < keys.y);
+        let place = find_key(s, find_page(b, s), length);
+        let slot = place.slot;
+        let own_position = select(NOWHERE, place.position, tile + column < keys.y);
 %% if problem.paged
         // What lies where no page is found is anything: a weight of 0 would not do.
-        let there = own.position != NOWHERE;
+        let there = place.position != NOWHERE;
 %% endif
 %% else
         let slot = s;
@@ -119,34 +126,35 @@ fn flash_rows(
         let {{ name }}_at = {{ name }}_texels(b, s, slot, k);
 %% endfor
 %% for r in range(ROWS)
-%% for k in range(SUBGROUP)
+%% for k in range(KEYS)
         var s_{{ r }}_{{ k }} = 0.0;
 %% endfor
 %% endfor
-%% for d in range(key_texels)
-        let key_{{ d }} = textureLoad(key, vec2u(key_at.x + {{ d }}u, key_at.y));
+%% for d in range(0, key_texels, shares)
+        let key_{{ d }} = textureLoad(key, vec2u(key_at.x + {{ d }}u{{ beside }}, key_at.y));
 %% if key_texel == "u8" or key_texel == "i8" and d == 0
-        let key_scale_{{ d }} = scale_at(scales_at, scale_first + {{ d }}u);
+        let key_scale_{{ d }} = scale_at(scales_at, scale_first{{ " + %su" | format(d) ~ beside if key_texel == "u8" }});
 %% endif
 %% for i in range(quads.key)
-%% if d * quads.key + i < key_chunks
         {
             let four = {{ scaled("key", d, key_texel) }}{{ texels.four("key_%s" | format(d), key_texel, i) }};
-%% for k in range(SUBGROUP)
-            let k_{{ k }} = subgroupShuffle(four, {{ k }}u);
+%% for c in range(d * quads.key + i, [(d + shares) * quads.key, key_chunks] | min, quads.key)
+{% set first = loop.index0 * KEYS %}
+%% for k in range(KEYS)
+            let k_{{ first + k }} = subgroupShuffle(four, {{ first + k }}u);
 %% for r in range(ROWS)
-            s_{{ r }}_{{ k }} += dot(q_{{ r }}_{{ d * quads.key + i }}, k_{{ k }});
+            s_{{ r }}_{{ k }} += dot(q_{{ r }}_{{ c }}, k_{{ first + k }});
+%% endfor
 %% endfor
 %% endfor
         }
-%% endif
 %% endfor
 %% endfor
-%% for k in range(SUBGROUP)
+%% for k in range(KEYS)
         let position_{{ k }} = {{ "subgroupShuffle(own_position, %su)" | format(k) if found else "i32(tile + %su)" | format(k) }};
 %% endfor
 %% for r in range(ROWS)
-%% for k in range(SUBGROUP)
+%% for k in range(KEYS)
         let logit_{{ r }}_{{ k }} =
             logit_at(s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, position_{{ k }}, kept_{{ r }});
 %% if problem.segments
@@ -157,47 +165,48 @@ fn flash_rows(
 %% endif
 %% endfor
         var high_{{ r }} = top_{{ r }};
-%% for k in range(0, SUBGROUP, 2)
+%% for k in range(0, KEYS, 2)
         high_{{ r }} = max(high_{{ r }}, max(x_{{ r }}_{{ k }}, x_{{ r }}_{{ k + 1 }}));
 %% endfor
         let fade_{{ r }} = decay(top_{{ r }}, high_{{ r }});
         top_{{ r }} = high_{{ r }};
-%% for k in range(SUBGROUP)
+%% for k in range(KEYS)
         let p_{{ r }}_{{ k }} = decay(x_{{ r }}_{{ k }}, high_{{ r }});
 %% endfor
         var added_{{ r }} = p_{{ r }}_0 + p_{{ r }}_1;
-%% for k in range(2, SUBGROUP, 2)
+%% for k in range(2, KEYS, 2)
         added_{{ r }} += p_{{ r }}_{{ k }} + p_{{ r }}_{{ k + 1 }};
 %% endfor
         total_{{ r }} = total_{{ r }} * fade_{{ r }} + added_{{ r }};
 %% endfor
-%% for d in range(value_texels)
-        let value_{{ d }} = textureLoad(value, vec2u(value_at.x + {{ d }}u, value_at.y));
+%% for d in range(0, value_texels, shares)
+        let value_{{ d }} = textureLoad(value, vec2u(value_at.x + {{ d }}u{{ beside }}, value_at.y));
 %% if value_texel == "u8" or value_texel == "i8" and d == 0
-        let value_scale_{{ d }} = scale_at(scales_at, scale_first + value_scales() + {{ d }}u);
+        let value_scale_{{ d }} =
+            scale_at(scales_at, scale_first + value_scales(){{ " + %su" | format(d) ~ beside if value_texel == "u8" }});
 %% endif
 %% for i in range(quads.value)
-{% set c = d * quads.value + i %}
-%% if c < value_chunks
         {
 {% set four = scaled("value", d, value_texel) ~ texels.four("value_%s" | format(d), value_texel, i) %}
             let four = {{ "select(vec4f(), %s, there)" | format(four) if problem.paged else four }};
             // A turn is summed by itself first: over many keys that keeps the rounding of the long sum small.
-            let v_0 = subgroupShuffle(four, 0u);
+%% for c in range(d * quads.value + i, [(d + shares) * quads.value, value_chunks] | min, quads.value)
+{% set first = loop.index0 * KEYS %}
+            let v_{{ first }} = subgroupShuffle(four, {{ first }}u);
 %% for r in range(ROWS)
-            var z_{{ r }} = p_{{ r }}_0 * v_0;
+            var z_{{ r }}_{{ c }} = p_{{ r }}_0 * v_{{ first }};
 %% endfor
-%% for k in range(1, SUBGROUP)
-            let v_{{ k }} = subgroupShuffle(four, {{ k }}u);
+%% for k in range(1, KEYS)
+            let v_{{ first + k }} = subgroupShuffle(four, {{ first + k }}u);
 %% for r in range(ROWS)
-            z_{{ r }} += p_{{ r }}_{{ k }} * v_{{ k }};
+            z_{{ r }}_{{ c }} += p_{{ r }}_{{ k }} * v_{{ first + k }};
 %% endfor
 %% endfor
 %% for r in range(ROWS)
-            sum_{{ r }}_{{ c }} = sum_{{ r }}_{{ c }} * fade_{{ r }} + z_{{ r }};
+            sum_{{ r }}_{{ c }} = sum_{{ r }}_{{ c }} * fade_{{ r }} + z_{{ r }}_{{ c }};
+%% endfor
 %% endfor
         }
-%% endif
 %% endfor
 %% endfor
     }

@@ -40,6 +40,13 @@ def _rows(problem: AttentionProblem) -> tuple[int, ...]:
     return (1, 2, 4)[: 1 if width > 256 else 2 if width > 128 or problem.dense else 3]
 
 
+def keys_a_turn(problem: AttentionProblem, rows: int, subgroup: int) -> int:
+    """Four keys are half of the text that is compiled, and as fast with up to two rows a lane, since it stays in the
+    CPU's instruction cache. More rows, and keys that are looked up, want as many as there are lanes."""
+    looked_up = problem.paged or problem.ring or problem.segments
+    return subgroup if rows > 2 or looked_up else min(4, subgroup)
+
+
 def _rows_of(problem: AttentionProblem, profile: DeviceProfile) -> int:
     return rows_a_lane(problem, profile.subgroup_size or 0, profile.constant(tuned_name(name, problem)))
 
@@ -49,16 +56,17 @@ def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
-    rows = _rows_of(problem, profile)
-    own = (("ROWS", rows), ("xor_steps", lanes.steps(1, profile.subgroup_size or 0)))
+    rows, subgroup = _rows_of(problem, profile), profile.subgroup_size or 0
+    keys = keys_a_turn(problem, rows, subgroup)
+    own = (("ROWS", rows), ("KEYS", keys), ("xor_steps", lanes.steps(1, subgroup)))
     reason = ": rows stay in a lane's registers, keys come from textures"
-    return lanes.variant(name, problem, profile, partial, _read(problem), f"r{rows}", own, reason)
+    return lanes.variant(name, problem, profile, partial, _read(problem), f"r{rows}k{keys}", own, reason)
 
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
-    subgroup = profile.subgroup_size or 1
+    subgroup, rows = profile.subgroup_size or 1, _rows_of(problem, profile)
     group = operands["query"].shape[3] // operands["key"].shape[3]
-    block = _rows_of(problem, profile) * subgroup
+    block = rows * subgroup
 
     def workgroups(box: Box) -> int:
         share = min(group, box.size("n"))
@@ -73,7 +81,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         workgroups,
         lambda box: lanes.parts(workgroups(box), box.size("s"), profile),
-        lanes.max_keys(profile, subgroup, loops=2 + problem.segments),
+        lanes.max_keys(profile, keys_a_turn(problem, rows, subgroup), loops=2 + problem.segments),
         near=problem.queries in ("one", "few"),  # more rows take longer than the copies
     )
 
