@@ -4,12 +4,12 @@
 {% import "attention/flash_matrix_tiles.wgsl" as tiles with context %}
 
 // Flash on matrix units: a workgroup owns TILE_Q query rows that read one key/value head, and passes over their keys
-// once, TILE_K at a time. K and V lie in workgroup memory as float16, where all subgroups read them. A subgroup owns
-// BLOCKS blocks of 16 rows, of which it keeps Q and the sums in matrices. No lane sees a matrix's elements: logits
-// take a way through workgroup memory, and so do the weights that they become. There lane l has row l % 16, and of
-// each 16 keys the eight of its half. Pitches are odd, so that lanes meet no bank conflict.
+// once: TILE_K are staged at a time, as float16 in workgroup memory, where all subgroups read them, and STEP_K of them
+// taken a step. A subgroup owns 16 rows, of which it keeps Q and the sums in matrices. No lane sees a matrix's elements:
+// logits take a way through workgroup memory, and so do the weights that they become. There lane l has row l % 16, and
+// of each 16 keys the eight of its half. Pitches are odd, so that lanes meet no bank conflict.
+// Logits are made a step before their weights, so that these are under way meanwhile: K is staged a step ahead of V.
 // Rows are query rows of HEADS heads of one group: row r is head r % HEADS at t + r / HEADS.
-{% set blocks = range(BLOCKS) %}
 {% set key_blocks = range(KEY_BLOCKS) %}
 {# Of rotated rows that must be exact, each number is two: a float16, and the float16 of what that leaves out. #}
 {% set query_steps = range(PARTS * HEAD_STEPS) %}
@@ -19,10 +19,10 @@
 {# The same number of the lane that has the other half of a row. #}
 {% macro other_half(value) %}{{ "other_half(thread, " ~ value ~ ")" if EMULATED else "subgroupShuffleXor(" ~ value ~ ", 16u)" }}{% endmacro %}
 
-// BUFFERS · TILE_K · KEY_PITCH · 16 bytes; at first Q, by turns
-var<workgroup> key_tile: array<vec4u, BUFFERS * TILE_K * KEY_PITCH>;
-// BUFFERS · TILE_K · VALUE_PITCH · 16 bytes
-var<workgroup> value_tile: array<vec4u, BUFFERS * TILE_K * VALUE_PITCH>;
+// TILE_K · KEY_PITCH · 16 bytes; at first Q, by turns
+var<workgroup> key_tile: array<vec4u, TILE_K * KEY_PITCH>;
+// TILE_K · VALUE_PITCH · 16 bytes
+var<workgroup> value_tile: array<vec4u, TILE_K * VALUE_PITCH>;
 // SUBGROUPS · EXCHANGE · 16 bytes: logits or sums, as float32, on their way to the lanes; then the weights, as float16
 var<workgroup> exchange: array<vec4u, SUBGROUPS * EXCHANGE>;
 %% if problem.empty_rows == "mean"
@@ -46,6 +46,7 @@ fn other_half(thread: u32, value: f32) -> f32 {
 {{ matrices.emulation(("key_tile", "exchange"), ("key_tile", "value_tile"), (), ("exchange",)) }}
 
 {{ tiles.packing() }}
+{{ tiles.early_key() }}
 %% if problem.segments
 {% include "attention/segment_ranges.wgsl" %}
 
@@ -83,15 +84,13 @@ fn flash_matrix(
     matrix_lane = thread % 32u;
 %% endif
 
-    // Q, as many blocks of rows at a time as there is room for.
-%% for r in blocks
+    // Q, as many rows at a time as there is room for.
 %% for c in query_steps
-    var q_{{ r }}_{{ c }} = {{ matrices.type("left") }}();
+    var q_{{ c }} = {{ matrices.type("right") }}();
 %% endfor
-%% endfor
-    for (var first = 0u; first < TILE_Q; first += QUERY_TURN) {
+    for (var first = 0u; first < TILE_Q; first += TILE_K) {
         workgroupBarrier();
-        for (var i = thread; i < QUERY_TURN * HEAD_EIGHTS; i += WORKGROUP) {
+        for (var i = thread; i < TILE_K * HEAD_EIGHTS; i += WORKGROUP) {
             let staged = i / HEAD_EIGHTS;
             let chunk = i % HEAD_EIGHTS;
             let t = t_first + (first + staged) / HEADS;
@@ -99,16 +98,12 @@ fn flash_matrix(
             {{ tiles.stage("query", "t <= t_last && n <= n_last", "query_row(b, t, n)", "position_of(b, t)", "staged") }}
         }
         workgroupBarrier();
-%% for r in blocks
-        {
-            let from_row = (subgroup * BLOCKS + {{ r }}u) * 16u;
-            if (from_row / QUERY_TURN == first / QUERY_TURN) {
+        let from_row = subgroup * 16u;
+        if (from_row / TILE_K == first / TILE_K) {
 %% for c in query_steps
-                q_{{ r }}_{{ c }} = {{ matrices.load("left", "key_tile", "(from_row - first) * KEY_PITCH + %du" % (2 * c), "KEY_PITCH") }};
+            q_{{ c }} = {{ matrices.load("right", "key_tile", "(from_row - first) * KEY_PITCH + %du" % (2 * c), "KEY_PITCH", "col_major") }};
 %% endfor
-            }
         }
-%% endfor
     }
 
     let scale = query_scale(b);
@@ -116,8 +111,8 @@ fn flash_matrix(
     let to_key = min(from_key + parameters.part_keys, parameters.key_end);
     let keys = block_keys(b, t_first, t_last, from_key, to_key);
     // The subgroup's own rows, and what they keep.
-    let own_first = t_first + subgroup * BLOCKS * 16u / HEADS;
-    let own_last = min(t_first + ((subgroup + 1u) * BLOCKS * 16u - 1u) / HEADS, t_last);
+    let own_first = t_first + subgroup * 16u / HEADS;
+    let own_last = min(t_first + (subgroup * 16u + 15u) / HEADS, t_last);
     var own_keys = vec2u();
     if (own_first <= own_last) {
         own_keys = block_keys(b, own_first, own_last, from_key, to_key);
@@ -125,19 +120,17 @@ fn flash_matrix(
 %% if problem.segments
     let q_ids = query_segment_range(b, t_first, t_last);
 %% endif
-%% for r in blocks
-    let t_{{ r }} = t_first + ((subgroup * BLOCKS + {{ r }}u) * 16u + row) / HEADS;
-    let n_{{ r }} = n_first + ((subgroup * BLOCKS + {{ r }}u) * 16u + row) % HEADS;
-    let there_{{ r }} = t_{{ r }} <= t_last && n_{{ r }} <= n_last;
-    let kept_{{ r }} = kept_keys(b, min(t_{{ r }}, t_last));
-    var top_{{ r }} = MASKED;
-    var total_{{ r }} = 0.0;
+    let t = t_first + (subgroup * 16u + row) / HEADS;
+    let n = n_first + (subgroup * 16u + row) % HEADS;
+    let there = t <= t_last && n <= n_last;
+    let kept = kept_keys(b, min(t, t_last));
+    var top = MASKED;
+    var total = 0.0;
 %% for c in value_steps
-    var o_{{ r }}_{{ c }} = {{ matrices.zero() }};
-%% endfor
+    var o_{{ c }} = {{ matrices.zero() }};
 %% endfor
     var started = false;
-{% macro own(tile) %}{{ "true" if EMULATED else "%s < own_keys.y && %s + TILE_K > own_keys.x" % (tile, tile) }}{% endmacro %}
+{% macro own(at) %}{{ "true" if EMULATED else "%s < own_keys.y && %s + STEP_K > own_keys.x" % (at, at) }}{% endmacro %}
 %% if unit
     // Where row 0 of this head would lie, and how far one is from the next, in words of eight elements.
     let key_base = key_row(b, 0u, k) / 8u;
@@ -151,14 +144,10 @@ fn flash_matrix(
     var value_{{ i }} = vec4u();
 %% endfor
 %% endif
-%% for r in blocks
 %% for t in key_blocks
-    var s_{{ r }}_{{ t }} = {{ matrices.zero() }};
-%% endfor
+    var s_{{ t }} = {{ matrices.zero() }};
 %% endfor
 
-    {{ "var" if BUFFERS == 2 else "let" }} key_at = 0u;
-    {{ "var" if BUFFERS == 2 else "let" }} value_at = 0u;
     var tile = keys.x;
 %% if problem.segments
     var ids = vec2i();
@@ -168,36 +157,19 @@ fn flash_matrix(
 %% else
     var next = tile + TILE_K;
 %% endif
-%% if EARLY
-    // Products are made a step ahead, so that they are under way while weights are made.
-    {{ tiles.fetch_key("tile") }}
+    // The logits of the first step: its keys lie where those of a next tile do.
+    {{ tiles.fetch_key("tile", "tile", "tile + TILE_K") }}
     workgroupBarrier();
-    {{ tiles.put_key("tile") }}
+    {{ tiles.put_key("tile", "tile") }}
     workgroupBarrier();
-%% if AHEAD
-    {{ tiles.fetch_key("next") }}
+    {{ tiles.fetch_key("tile", "next", "next + STEP_K") }}
     {{ tiles.fetch_value("tile") }}
-%% endif
     if ({{ own("tile") }}) {
-        {{ tiles.products("s") }}
+        {{ tiles.products(STEP_K * (STEPS - 1)) }}
     }
-%% elif AHEAD
-    {{ tiles.fetch_key("tile") }}
-    {{ tiles.fetch_value("tile") }}
-%% endif
     while (tile < keys.y) {
-%% if not AHEAD
-        {{ tiles.fetch_key("next" if EARLY else "tile") }}
-        {{ tiles.fetch_value("tile") }}
-%% endif
-%% if BUFFERS == 2
-        // What is read here lies in the other buffer: no subgroup can be two steps behind.
-        key_at = TILE_K * KEY_PITCH - key_at;
-        value_at = TILE_K * VALUE_PITCH - value_at;
-%% else
         workgroupBarrier();
-%% endif
-        {{ tiles.put_key("next" if EARLY else "tile") }}
+        {{ tiles.put_key("tile", "next") }}
         {{ tiles.put_value("tile") }}
         workgroupBarrier();
 %% if problem.segments
@@ -207,37 +179,37 @@ fn flash_matrix(
 %% else
         let after = next + TILE_K;
 %% endif
-%% if AHEAD
-        {{ tiles.fetch_key("after" if EARLY else "next") }}
+%% for step in range(STEPS)
+%% set at = "(tile + %du)" % (step * STEP_K) if step else "tile"
+        // K and V of the next tile are read at different times: they lie in registers until all have left this one.
+%% if step == 0
+        {{ tiles.fetch_key("next", "after", "after + STEP_K") }}
+%% endif
+%% if step == STEPS - 1
         {{ tiles.fetch_value("next") }}
 %% endif
-
-        if ({{ own("tile") }}) {
+        if ({{ own(at) }}) {
 %% if problem.bias is none and not problem.mask
-            var whole = tile + TILE_K <= keys.y && block_keeps(b, min(own_first, own_last), own_last, tile, tile + TILE_K);
+            var whole = {{ at }} + STEP_K <= keys.y && block_keeps(b, min(own_first, own_last), own_last, {{ at }}, {{ at }} + STEP_K);
 %% if problem.segments
             whole = whole && q_ids.x == q_ids.y && here_ids.x == here_ids.y;
 %% endif
 %% else
             let whole = false;
 %% endif
-%% if not EARLY
-            {{ tiles.products("s") }}
-%% endif
-%% for r in blocks
-            var factor_{{ r }} = scale;
+            var factor = scale;
 %% for turn in range(KEY_BLOCKS // SLOTS)
             {{ settle() }}
 %% for slot in range(SLOTS)
-            {{ matrices.store("exchange", "exchange_at + %du" % (4 * slot), "SCORE_PITCH", "s_%d_%d" % (r, turn * SLOTS + slot)) }};
+            {{ matrices.store("exchange", "exchange_at + %du" % (4 * slot), "SCORE_PITCH", "s_%d" % (turn * SLOTS + slot), "col_major") }};
 %% endfor
             {{ settle() }}
             if ({{ "true" if problem.softcap else "!whole" }}) {
                 // In place: a lane reads and writes its own elements alone.
                 for (var i = 0u; i < {{ 8 * SLOTS }}u; i++) {
-                    let at = own_scores + i / 8u * 4u + i % 8u / 4u;
-                    let s = tile + ({{ turn * SLOTS }}u + i / 8u) * 16u + 8u * half + i % 8u;
-                    let product = scale * bitcast<f32>(exchange[at][i % 4u]);
+                    let place = own_scores + i / 8u * 4u + i % 8u / 4u;
+                    let s = {{ at }} + ({{ turn * SLOTS }}u + i / 8u) * 16u + 8u * half + i % 8u;
+                    let product = scale * bitcast<f32>(exchange[place][i % 4u]);
                     var x = MASKED;
 %% if problem.softcap
                     if (whole) {
@@ -246,102 +218,91 @@ fn flash_matrix(
 %% else
                     if (s < keys.y) {
 %% endif
-                        x = logit(product, b, min(n_{{ r }}, n_last), min(t_{{ r }}, t_last), s, kept_{{ r }});
+                        x = logit(product, b, min(n, n_last), min(t, t_last), s, kept);
                     }
-                    exchange[at][i % 4u] = bitcast<u32>(x);
+                    exchange[place][i % 4u] = bitcast<u32>(x);
                 }
-                factor_{{ r }} = 1.0;
+                factor = 1.0;
             }
-%% if EARLY == 2 and r == BLOCKS - 1 and turn == KEY_BLOCKS // SLOTS - 1
-            {{ tiles.products("s") }}
-%% endif
 %% for slot in range(SLOTS)
 %% for i in range(2)
-            let x_{{ r }}_{{ 2 * (turn * SLOTS + slot) + i }} = factor_{{ r }} * bitcast<vec4f>(exchange[own_scores + {{ 4 * slot + i }}u]);
+            let x_{{ 2 * (turn * SLOTS + slot) + i }} = factor * bitcast<vec4f>(exchange[own_scores + {{ 4 * slot + i }}u]);
 %% endfor
 %% endfor
 %% endfor
-            var four_{{ r }} = x_{{ r }}_0;
+            var four = x_0;
 %% for i in range(1, 2 * KEY_BLOCKS)
-            four_{{ r }} = max(four_{{ r }}, x_{{ r }}_{{ i }});
+            four = max(four, x_{{ i }});
 %% endfor
-            var high_{{ r }} = max(max(four_{{ r }}.x, four_{{ r }}.y), max(four_{{ r }}.z, four_{{ r }}.w));
-            high_{{ r }} = max(high_{{ r }}, {{ other_half("high_%d" % r) }});
+            var high = max(max(four.x, four.y), max(four.z, four.w));
+            high = max(high, {{ other_half("high") }});
 
             // A maximum is followed where it grew much: weights stay far from overflow, and rescaling is rare.
 %% if not EMULATED
-            if (subgroupAny(high_{{ r }} > top_{{ r }} + SLACK)) {
+            if (subgroupAny(high > top + SLACK)) {
 %% else
             {
 %% endif
-                high_{{ r }} = max(high_{{ r }}, top_{{ r }});
-                let fade = decay(top_{{ r }}, high_{{ r }});
-                top_{{ r }} = high_{{ r }};
-                total_{{ r }} *= fade;
+                high = max(high, top);
+                let fade = decay(top, high);
+                top = high;
+                total *= fade;
                 if (started) {
 %% for c in value_steps
                     {{ settle() }}
-                    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "o_%d_%d" % (r, c)) }};
+                    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "o_%d" % c) }};
                     {{ settle() }}
                     exchange[own_scores] = bitcast<vec4u>(fade * bitcast<vec4f>(exchange[own_scores]));
                     exchange[own_scores + 1u] = bitcast<vec4u>(fade * bitcast<vec4f>(exchange[own_scores + 1u]));
                     {{ settle() }}
-                    o_{{ r }}_{{ c }} = {{ matrices.load("result", "exchange", "exchange_at", "SCORE_PITCH") }};
+                    o_{{ c }} = {{ matrices.load("result", "exchange", "exchange_at", "SCORE_PITCH") }};
 %% endfor
                 }
             }
-%% if EARLY == 1 and loop.last
-            {{ tiles.products("s") }}
-%% endif
+            {{ tiles.products(step * STEP_K) }}
             // Where no key was kept yet, what is masked is far below 0 too.
-            let base_{{ r }} = select(top_{{ r }}, 0.0, top_{{ r }} == MASKED);
+            let base = select(top, 0.0, top == MASKED);
             {{ settle() }}
-            var sum_{{ r }} = vec4f();
+            var sum = vec4f();
 %% for t in key_blocks
             {
-                let a = weights_of(x_{{ r }}_{{ 2 * t }}, base_{{ r }});
-                let b = weights_of(x_{{ r }}_{{ 2 * t + 1 }}, base_{{ r }});
+                let a = weights_of(x_{{ 2 * t }}, base);
+                let b = weights_of(x_{{ 2 * t + 1 }}, base);
                 exchange[own_weights + {{ 2 * t }}u] = eight(a, b);
-                sum_{{ r }} += a + b;
+                sum += a + b;
             }
 %% endfor
-            total_{{ r }} += (sum_{{ r }}.x + sum_{{ r }}.y) + (sum_{{ r }}.z + sum_{{ r }}.w);
+            total += (sum.x + sum.y) + (sum.z + sum.w);
             {{ settle() }}
 %% for t in key_blocks
-            let p_{{ r }}_{{ t }} = {{ matrices.load("left", "exchange", "exchange_at + %du" % (2 * t), "WEIGHT_PITCH") }};
-%% endfor
+            let p_{{ t }} = {{ matrices.load("left", "exchange", "exchange_at + %du" % (2 * t), "WEIGHT_PITCH") }};
 %% endfor
 %% for t in key_blocks
 %% for c in value_steps
             {
-                let v_part = {{ matrices.load("right", "value_tile", "value_at + %du * VALUE_PITCH + %du" % (16 * t, 2 * c), "VALUE_PITCH") }};
-%% for r in blocks
-                o_{{ r }}_{{ c }} = {{ matrices.multiply_add("p_%d_%d" % (r, t), "v_part", "o_%d_%d" % (r, c)) }};
-%% endfor
+                let v_part = {{ matrices.load("right", "value_tile", "%du * VALUE_PITCH + %du" % (step * STEP_K + 16 * t, 2 * c), "VALUE_PITCH") }};
+                o_{{ c }} = {{ matrices.multiply_add("p_%d" % t, "v_part", "o_%d" % c) }};
             }
 %% endfor
 %% endfor
             started = true;
         }
-%% if EARLY and not EMULATED
-        else if ({{ own("next") }}) {
-            {{ tiles.products("s") }}
+%% if not EMULATED
+        else if ({{ own("next" if loop.last else "(tile + %du)" % ((step + 1) * STEP_K)) }}) {
+            {{ tiles.products(step * STEP_K) }}
         }
 %% endif
+%% endfor
         tile = next;
         next = after;
     }
 
-%% for r in blocks
-    total_{{ r }} += {{ other_half("total_%d" % r) }};
-%% endfor
+    total += {{ other_half("total") }};
 %% if problem.empty_rows == "mean"
     // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once.
-%% for r in blocks
-    if (there_{{ r }} && ends_as_mean(b, t_{{ r }}, total_{{ r }})) {
+    if (there && ends_as_mean(b, t, total)) {
         atomicStore(&some_end_as_mean, 1u);
     }
-%% endfor
     workgroupBarrier();
     if (atomicLoad(&some_end_as_mean) != 0u) {
         for (var chunk = thread; chunk < VALUE_CHUNKS; chunk += WORKGROUP) {
@@ -350,22 +311,20 @@ fn flash_matrix(
     }
     workgroupBarrier();
 %% endif
-%% for r in blocks
 %% for c in value_steps
     {{ settle() }}
-    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "o_%d_%d" % (r, c)) }};
+    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "o_%d" % c) }};
     {{ settle() }}
-    if (there_{{ r }}) {
+    if (there) {
 %% for i in range(2)
         {
             let chunk = {{ 4 * c + i }}u + 2u * half;
-            finish_chunk(part, b, t_{{ r }}, n_{{ r }}, top_{{ r }}, total_{{ r }}, chunk, bitcast<vec4f>(exchange[own_scores + {{ i }}u]), {{ "value_sums[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
+            finish_chunk(part, b, t, n, top, total, chunk, bitcast<vec4f>(exchange[own_scores + {{ i }}u]), {{ "value_sums[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
         }
 %% endfor
     }
 %% endfor
-    if (there_{{ r }} && half == 0u) {
-        finish_row(part, b, t_{{ r }}, n_{{ r }}, top_{{ r }}, total_{{ r }});
+    if (there && half == 0u) {
+        finish_row(part, b, t, n, top, total);
     }
-%% endfor
 }

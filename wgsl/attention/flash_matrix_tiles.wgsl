@@ -1,6 +1,5 @@
 {# Macros: how flash_matrix brings rows into workgroup memory, and multiplies Q and K there. Import it with its context. #}
 {% import "shared/matrices.wgsl" as matrices with context %}
-{% set blocks = range(BLOCKS) %}
 {% set key_blocks = range(KEY_BLOCKS) %}
 {% set head_steps = range(HEAD_STEPS) %}
 
@@ -42,18 +41,33 @@ fn coarse(x: vec4f) -> vec4f {
 %% endif
 {% endmacro %}
 
-{# K or V of a tile, read into registers. #}
-{% macro fetch(name, words, pieces, tile) %}
+{# The key of a row of key_tile: after the first step of `tile` come its others, then the first one of `next`. #}
+{% macro early(tile, next, row) -%}
+{{ next ~ " + " ~ row if STEPS == 1 else "early_key(" ~ tile ~ ", " ~ next ~ ", " ~ row ~ ")" }}
+{%- endmacro %}
+
+{% macro early_key() -%}
+%% if STEPS > 1
+fn early_key(tile: u32, next: u32, row: u32) -> u32 {
+    return select(tile + STEP_K + row, next + row - (TILE_K - STEP_K), row >= TILE_K - STEP_K);
+}
+
+%% endif
+{%- endmacro %}
+
+{# Rows of K or V, read into registers. `place` makes the key of a row; none lies at `end` or behind it. #}
+{% macro fetch(name, words, pieces, place, end) %}
 %% if unit
 {% if not problem.paged %}
-        if ({{ tile }} + TILE_K <= keys.y) {
+        if ({{ end }} <= keys.y) {
 %% for i in range(pieces)
-%% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words
+%% if (i + 1) * WORKGROUP > TILE_K * words
             if (thread + {{ i }}u * WORKGROUP < TILE_K * {{ words }}u)
 %% endif
             {
                 let i = thread + {{ i }}u * WORKGROUP;
-                {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, {{ tile }} + i / {{ words }}u) * {{ name }}_step + i % {{ words }}u];
+                let s = {{ place("i / %du" % words) }};
+                {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, s) * {{ name }}_step + i % {{ words }}u];
             }
 %% endfor
         } else {
@@ -63,7 +77,7 @@ fn coarse(x: vec4f) -> vec4f {
 %% for i in range(pieces)
             {
                 let i = thread + {{ i }}u * WORKGROUP;
-                let s = {{ tile }} + i / {{ words }}u;
+                let s = {{ place("i / %du" % words) }};
                 {{ name }}_{{ i }} = vec4u();
                 if (i < TILE_K * {{ words }}u && s < keys.y{{ " && key_there(b, s)" if problem.paged and name == "value" }}) {
                     {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, s) * {{ name }}_step + i % {{ words }}u];
@@ -74,60 +88,74 @@ fn coarse(x: vec4f) -> vec4f {
 %% endif
 {% endmacro %}
 {# K or V of a tile into workgroup memory, from registers, or element by element from storage. #}
-{% macro put(name, pitch, words, pieces, tile) %}
+{% macro put(name, pitch, words, pieces, place) %}
 %% if unit
 %% for i in range(pieces)
-%% if (i + 1) * SUBGROUPS * 32 > KEY_BLOCKS * 16 * words
+%% if (i + 1) * WORKGROUP > TILE_K * words
         if (thread + {{ i }}u * WORKGROUP < TILE_K * {{ words }}u)
 %% endif
         {
             let i = thread + {{ i }}u * WORKGROUP;
-            {{ name }}_tile[{{ name }}_at + i / {{ words }}u * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
+            {{ name }}_tile[i / {{ words }}u * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
         }
 %% endfor
 %% else
         for (var i = thread; i < TILE_K * {{ words }}u; i += WORKGROUP) {
             let staged = i / {{ words }}u;
             let chunk = i % {{ words }}u;
-            let s = {{ tile }} + staged;
+            let s = {{ place("staged") }};
 %% if name == "key"
-            {{ stage("key", "s < keys.y", "key_row(b, key_slot(b, s), k)", "key_position(b, s)", "key_at / KEY_PITCH + staged") }}
+            {{ stage("key", "s < keys.y", "key_row(b, key_slot(b, s), k)", "key_position(b, s)", "staged") }}
 %% else
             var words = vec4u();
             if (s < keys.y && key_there(b, s)) {
                 let at = value_row(b, key_slot(b, s), k);
                 words = eight(load_value(at, 2u * chunk), load_value(at, 2u * chunk + 1u));
             }
-            value_tile[value_at + staged * {{ pitch }} + chunk] = words;
+            value_tile[staged * {{ pitch }} + chunk] = words;
 %% endif
         }
 %% endif
 {% endmacro %}
-{% macro fetch_key(tile) %}{{ fetch("key", HEAD_EIGHTS, KEY_PIECES, tile) }}{% endmacro %}
-{% macro fetch_value(tile) %}{{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, tile) }}{% endmacro %}
-{% macro put_key(tile) %}{{ put("key", "KEY_PITCH", HEAD_EIGHTS, KEY_PIECES, tile) }}{% endmacro %}
-{% macro put_value(tile) %}{{ put("value", "VALUE_PITCH", VALUE_EIGHTS, VALUE_PIECES, tile) }}{% endmacro %}
+{% macro fetch_key(tile, next, end) %}
+{% macro key_of(row) %}{{ early(tile, next, row) }}{% endmacro %}
+{{ fetch("key", HEAD_EIGHTS, KEY_PIECES, key_of, end) }}
+{% endmacro %}
+{% macro put_key(tile, next) %}
+{% macro key_of(row) %}{{ early(tile, next, row) }}{% endmacro %}
+{{ put("key", "KEY_PITCH", HEAD_EIGHTS, KEY_PIECES, key_of) }}
+{% endmacro %}
+{% macro fetch_value(tile) %}
+{% macro key_of(row) %}{{ tile }} + {{ row }}{% endmacro %}
+{{ fetch("value", VALUE_EIGHTS, VALUE_PIECES, key_of, tile ~ " + TILE_K") }}
+{% endmacro %}
+{% macro put_value(tile) %}
+{% macro key_of(row) %}{{ tile }} + {{ row }}{% endmacro %}
+{{ put("value", "VALUE_PITCH", VALUE_EIGHTS, VALUE_PIECES, key_of) }}
+{% endmacro %}
 
-{# The products of Q and the K that lies there, into matrices s_… #}
-{% macro products(name) %}
-%% for r in blocks
+{# A part of K, and its product with a part of Q: of keys and rows, which is stored by columns, without bank conflicts. #}
+{% macro key_part(at) -%}
+{{ matrices.load("left", "key_tile", at, "KEY_PITCH") }}
+{%- endmacro %}
+{% macro add_product(part, q, t) -%}
+s_{{ t }} = {{ matrices.multiply_add(part, q, "s_%d" % t) }}
+{%- endmacro %}
+
+{# The products of Q and the STEP_K keys that lie from row `first` of key_tile on, into matrices s_0, s_1, … #}
+{% macro products(first) %}
 %% for t in key_blocks
-            {{ name }}_{{ r }}_{{ t }} = {{ matrices.zero() }};
-%% endfor
+            s_{{ t }} = {{ matrices.zero() }};
 %% endfor
 %% for c in head_steps
 %% for t in key_blocks
             {
-                let k_part = {{ matrices.load("right", "key_tile", "key_at + %du * KEY_PITCH + %du" % (16 * t, 2 * c), "KEY_PITCH", "col_major") }};
-%% for r in blocks
-                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_part", "%s_%d_%d" % (name, r, t)) }};
-%% endfor
+                let k_part = {{ key_part("%du * KEY_PITCH + %du" % (first + 16 * t, 2 * c)) }};
+                {{ add_product("k_part", "q_%d" % c, t) }};
 %% if PARTS == 2
-                let k_rest = {{ matrices.load("right", "key_tile", "key_at + %du * KEY_PITCH + %du" % (16 * t, 2 * (HEAD_STEPS + c)), "KEY_PITCH", "col_major") }};
-%% for r in blocks
-                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, HEAD_STEPS + c), "k_part", "%s_%d_%d" % (name, r, t)) }};
-                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("q_%d_%d" % (r, c), "k_rest", "%s_%d_%d" % (name, r, t)) }};
-%% endfor
+                let k_rest = {{ key_part("%du * KEY_PITCH + %du" % (first + 16 * t, 2 * (HEAD_STEPS + c))) }};
+                {{ add_product("k_part", "q_%d" % (HEAD_STEPS + c), t) }};
+                {{ add_product("k_rest", "q_%d" % c, t) }};
 %% endif
             }
 %% endfor

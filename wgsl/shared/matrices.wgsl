@@ -19,9 +19,9 @@
 {%- endif %}
 {%- endmacro %}
 
-{% macro store(array, at, pitch, matrix) -%}
-{% if EMULATED %}result_to_{{ array }}({{ at }}, {{ pitch }}, {{ matrix }})
-{%- else %}subgroupMatrixStore<row_major>(&{{ array }}, {{ at }}, {{ matrix }}, {{ pitch }})
+{% macro store(array, at, pitch, matrix, order="row_major") -%}
+{% if EMULATED %}result_to_{{ array }}({{ at }}, {{ pitch }}, {{ (order == "col_major") | lower }}, {{ matrix }})
+{%- else %}subgroupMatrixStore<{{ order }}>(&{{ array }}, {{ at }}, {{ matrix }}, {{ pitch }})
 {%- endif %}
 {%- endmacro %}
 
@@ -98,8 +98,15 @@ fn result_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> ResultMatrix {
     return ResultMatrix(array<vec4f, 2>({{ array }}[first], {{ array }}[first + 1u]));
 }
 
-fn result_to_{{ array }}(at: u32, pitch: u32, matrix: ResultMatrix) {
+fn result_to_{{ array }}(at: u32, pitch: u32, by_column: bool, matrix: ResultMatrix) {
     let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    if (by_column) {
+        let row = matrix_lane % 16u;
+%% for c in range(8)
+        {{ array }}[at + (matrix_lane / 16u * 8u + {{ c }}u) * pitch + row / 4u][row % 4u] = matrix.row[{{ c // 4 }}][{{ c % 4 }}];
+%% endfor
+        return;
+    }
     {{ array }}[first] = matrix.row[0];
     {{ array }}[first + 1u] = matrix.row[1];
 }
@@ -111,8 +118,15 @@ fn result_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> ResultMatrix {
     return ResultMatrix(array<vec4f, 2>(bitcast<vec4f>({{ array }}[first]), bitcast<vec4f>({{ array }}[first + 1u])));
 }
 
-fn result_to_{{ array }}(at: u32, pitch: u32, matrix: ResultMatrix) {
+fn result_to_{{ array }}(at: u32, pitch: u32, by_column: bool, matrix: ResultMatrix) {
     let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    if (by_column) {
+        let row = matrix_lane % 16u;
+%% for c in range(8)
+        {{ array }}[at + (matrix_lane / 16u * 8u + {{ c }}u) * pitch + row / 4u][row % 4u] = bitcast<u32>(matrix.row[{{ c // 4 }}][{{ c % 4 }}]);
+%% endfor
+        return;
+    }
     {{ array }}[first] = bitcast<vec4u>(matrix.row[0]);
     {{ array }}[first + 1u] = bitcast<vec4u>(matrix.row[1]);
 }

@@ -17,7 +17,7 @@ from wgattn._kernels.attention import flash_matrix, launches
 from wgattn._kernels.attention.flash_matrix import Tile
 from wgattn._runtime.profile import DeviceProfile
 
-SMALL = Tile(2, 1, 16)  # few products: what is emulated compiles slowly
+SMALL = Tile(2, 16)  # few products: what is emulated compiles slowly
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +50,13 @@ def test_option(option: str, here: DeviceProfile) -> None:
 @pytest.mark.device
 @pytest.mark.parametrize(
     "small",
-    [Tile(1, 2, 16), Tile(2, 1, 32, slots=2, early=2), Tile(1, 1, 16, early=0), Tile(3, 1, 16, ahead=False, buffers=2)],
+    [Tile(1, 16), Tile(2, 32, slots=2), Tile(3, 16, steps=2)],
     indirect=True,
     ids=str,
 )
 @pytest.mark.parametrize("option", ["causal", "segments", "key_lengths"])
 def test_tiles(option: str, here: DeviceProfile) -> None:
-    """Two blocks of rows a subgroup, two buffers, several matrices exchanged at once, nothing read ahead."""
+    """Several matrices exchanged at once, and several steps staged at once."""
     compare(flash_matrix, half(T=97), profile=here, **options_of(2, 97, 70, 4)[option])
 
 

@@ -20,29 +20,29 @@ SLACK = 8.0  # how far a logit may lie above the running maximum
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`subgroups` of a workgroup with `blocks` times 16 query rows each, and `keys` a step.
+    """`subgroups` of a workgroup with 16 query rows each, and `keys` a step.
 
-    `slots` matrices of logits at a time are exchanged. With `ahead`, K and V are read from storage a step before they
-    are staged. `early`: logits are made a step before their weights, while those of this step are made (1) or while
-    this step's logits are exchanged (2). With two `buffers` for K and V one barrier a step is enough.
+    Logits of `slots` times 16 keys are exchanged at once. K and V of `steps` steps are staged at a time, so that
+    subgroups wait for each other less often. For head dims up to `most_dim`.
     """
 
     subgroups: int
-    blocks: int
     keys: int
     slots: int = 1
-    ahead: bool = True
-    early: int = 1
-    buffers: int = 1
-    most_dim: int = 256
+    steps: int = 1
+    most_dim: int = MAX_DIM
 
     @property
     def rows(self) -> int:
-        return self.subgroups * self.blocks * SIDE
+        return self.subgroups * SIDE
 
     @property
     def threads(self) -> int:
         return self.subgroups * LANES
+
+    @property
+    def staged(self) -> int:
+        return self.keys * self.steps
 
     def pitches(self, problem: AttentionProblem) -> dict[str, int]:
         """16 bytes from one row to the next, odd numbers: lanes beside each other meet no bank conflict."""
@@ -56,7 +56,7 @@ class Tile:
     def workgroup_bytes(self, problem: AttentionProblem) -> int:
         """K and V, the logits and weights of each subgroup, the mean of V."""
         pitch = self.pitches(problem)
-        tiles = self.buffers * self.keys * (pitch["KEY_PITCH"] + pitch["VALUE_PITCH"])
+        tiles = self.staged * (pitch["KEY_PITCH"] + pitch["VALUE_PITCH"])
         mean = problem.value_dim * 4 + 4 if problem.empty_rows == "mean" else 0
         return (tiles + self.subgroups * self.exchange(problem)) * 16 + mean
 
@@ -67,17 +67,20 @@ class Tile:
 
     def registers(self, problem: AttentionProblem) -> int:
         """32-bit registers of a lane that hold matrices: the sums, Q and the logits."""
-        return self.blocks * (problem.value_dim // 2 + parts_of(problem) * problem.head_dim // 4 + self.keys // 2)
+        return problem.value_dim // 2 + parts_of(problem) * problem.head_dim // 4 + self.keys // 2
 
 
-# Fastest first. A K or V that serves two blocks of rows is read half as often, but two blocks need registers.
+# Fastest first. On an H200 all workgroups of a multiprocessor have 48 KiB together: below half of that two run at once,
+# which is worth more than a larger tile.
 TILES = (
-    Tile(4, 2, 32, slots=2, most_dim=80),
-    Tile(8, 1, 32),
-    Tile(4, 1, 32),
-    Tile(2, 1, 32),
-    Tile(2, 1, 16),
-    Tile(1, 1, 16),
+    Tile(8, 32, most_dim=80),
+    Tile(8, 32, steps=2),
+    Tile(8, 32, slots=2),
+    Tile(8, 32),
+    Tile(4, 32),
+    Tile(2, 32),
+    Tile(2, 16),
+    Tile(1, 16),
 )
 MOST_REGISTERS = 208  # of 255 that a lane may have
 
@@ -139,7 +142,7 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
-    return SUPPORTED if problem.rope is None else unsupported("rows are rotated one element at a time, not timed yet")
+    return SUPPORTED
 
 
 def _unit(problem: AttentionProblem) -> int:
@@ -157,8 +160,8 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
     heads, unit = heads_of(problem, tile), _unit(problem)
     emulated = is_emulated(profile)
     own = (
-        f"s{tile.subgroups}x{tile.blocks}k{tile.keys}x{tile.slots}" + f"e{tile.early}b{tile.buffers}",
-        f"u{unit}" + ("a" if tile.ahead and unit else ""),
+        f"s{tile.subgroups}k{tile.keys}x{tile.steps}e{tile.slots}",
+        f"u{unit}",
         *((f"n{heads}",) if heads > 1 else ()),
         *(("emulated",) if emulated else ()),
     )
@@ -173,24 +176,21 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("PARTS", parts_of(problem)),
             ("WORKGROUP", tile.threads),
             ("SUBGROUPS", tile.subgroups),
-            ("BLOCKS", tile.blocks),
-            ("AHEAD", tile.ahead),
-            ("EARLY", tile.early),
-            ("BUFFERS", tile.buffers),
             ("SLOTS", tile.slots),
+            ("STEPS", tile.steps),
             ("TILE_Q", tile.rows),
-            ("TILE_K", tile.keys),
+            ("TILE_K", tile.staged),
+            ("STEP_K", tile.keys),
             ("HEADS", heads),
             ("TILE_T", tile.rows // heads),
-            ("QUERY_TURN", tile.keys),
             ("KEY_BLOCKS", tile.keys // SIDE),
             ("HEAD_STEPS", problem.head_dim // SIDE),
             ("VALUE_STEPS", problem.value_dim // SIDE),
             ("HEAD_EIGHTS", problem.head_dim // 8),
             ("VALUE_EIGHTS", problem.value_dim // 8),
             ("VALUE_CHUNKS", problem.value_dim // 4),
-            ("KEY_PIECES", -(-tile.keys * problem.head_dim // 8 // tile.threads)),
-            ("VALUE_PIECES", -(-tile.keys * problem.value_dim // 8 // tile.threads)),
+            ("KEY_PIECES", -(-tile.staged * problem.head_dim // 8 // tile.threads)),
+            ("VALUE_PIECES", -(-tile.staged * problem.value_dim // 8 // tile.threads)),
             ("EXCHANGE", tile.exchange(problem)),
             *pitches.items(),
             ("SLACK", SLACK),
@@ -228,8 +228,8 @@ def _max_keys(problem: AttentionProblem, tile: Tile, profile: DeviceProfile) -> 
     turns = profile.limits.loop_turns
     if turns is None:
         return None
-    staged = -(-tile.keys * (problem.head_dim + problem.value_dim) // 4 // tile.threads) + 2
-    a_tile = 1 + 5 * staged + tile.blocks * tile.keys // 2 + 3 * tile.keys
+    staged = -(-tile.staged * (problem.head_dim + problem.value_dim) // 4 // tile.threads) + 2
+    a_tile = 1 + 5 * staged + tile.staged // 2 + 3 * tile.staged
     if problem.empty_rows == "mean":
-        a_tile += -(-problem.value_dim // 4 // tile.threads) * tile.keys // 8 * 9
-    return max((turns - 16384) // a_tile, 1) * tile.keys
+        a_tile += -(-problem.value_dim // 4 // tile.threads) * tile.staged // 8 * 9
+    return max((turns - 16384) // a_tile, 1) * tile.staged
