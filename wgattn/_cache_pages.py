@@ -30,7 +30,8 @@ def touched(lengths: np.ndarray, counts: np.ndarray, page_size: int) -> tuple[np
 def dealt(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray, page_size: int, pages: int) -> Dealt:
     """The table with pages for `counts` more tokens a sequence, none of them shared. Raises ValueError without a page.
 
-    Of a shared page that holds tokens the last sequence to write keeps it, and the others get copies.
+    Of a shared page that holds tokens the last sequence to write keeps it, and the others get copies. Where no page is
+    free, those past all tokens are taken back: a jitted truncate leaves such.
     """
     named = table[table >= 0]
     uses = np.bincount(named, minlength=pages)
@@ -48,6 +49,9 @@ def dealt(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray, page_size:
             continue
         new = next(free, None)
         if new is None:
+            shorter = released(table, lengths + counts, page_size)
+            if (shorter != table).any():
+                return dealt(shorter, lengths, counts, page_size, pages)
             raise ValueError(
                 f"a page for sequence {b} is needed and none of the {pages} is free: create the cache with more pages, "
                 "or free some by truncate or by leaving out sequences with fork"

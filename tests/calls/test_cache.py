@@ -113,6 +113,21 @@ def test_reorder_and_fork(layout: dict[str, Any], dtype: str):
     assert lengths(run_time) == [6, 6]
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_pages_that_a_jitted_truncate_leaves_are_dealt_out_where_none_is_free(eager: bool):
+    cut, grow = wa.jit(lambda cache: cache.truncate(np.array([3, 24], np.int32))), wa.jit(KVCache.append)
+    cache = cut(KVCache.create(2, 32, 2, 8, pages=6, **PAGED).append(*tokens(0, 24)))
+    assert table(cache).tolist() == [[0, 1, 2, -1], [3, 4, 5, -1]]
+    for count, wanted in (([5, 0], [[0, 1, 2, -1], [3, 4, 5, -1]]), ([0, 8], [[0, -1, -1, -1], [3, 4, 5, 1]])):
+        given = (*tokens(1, 8), np.array(count, np.int32))
+        cache = cache.append(*given) if eager else grow(cache.reserve(given[2]), *given)
+        assert table(cache).tolist() == wanted
+    assert np.array_equal(held(cache).keys[1, 24:32], tokens(1, 8)[0][1].astype(np.float16))
+    assert np.array_equal(held(cache).keys[0, 3:8], tokens(1, 8)[0][0, :5].astype(np.float16))
+    with pytest.raises(ValueError, match="none of the 6 is free"):
+        cache.reserve([17, 0])
+
+
 def test_pages_are_dealt_out_as_tokens_come():
     cache = KVCache.create(2, 32, 2, 8, **PAGED)
     assert cache.key.shape == (8, 8, 2, 8)
