@@ -218,11 +218,11 @@ def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
         paged="pages" in operands,
         ring=call.ring is not None,
         scales="scales" in operands,
-        aligned=_aligned(key, value),
+        aligned=aligned_bytes(key, value),
     )
 
 
-def _aligned(*operands: Operand) -> int:
+def aligned_bytes(*operands: Operand) -> int:
     """The most bytes, up to 16, that rows can be read by at a time; 0 for rows of packed int4."""
     steps = [16]
     for operand in operands:

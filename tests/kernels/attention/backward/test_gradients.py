@@ -14,7 +14,7 @@ from tests.kernels.attention.test_families import OPTIONS, inputs, options_of
 from tests.tolerance import check
 from wgattn import _reference, _runtime
 from wgattn._dtypes import bfloat16, float16, float32
-from wgattn._kernels.attention.backward import launches, plain, tiled
+from wgattn._kernels.attention.backward import launches, matrix, plain, tiled
 from wgattn._kernels.attention.backward.choose import FAMILIES
 from wgattn._kernels.attention.problem import Bound
 from wgattn._kernels.kernel import Launch
@@ -22,7 +22,9 @@ from wgattn._kernels.rotation import Rope
 from wgattn._reference import tolerance
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("poisoned")]
-FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
+# Of every dtype; what multiplies float16 alone has tests of its own (test_matrix.py).
+OF_EVERY_DTYPE = tuple(family for family in FAMILIES if family is not matrix)
+FAMILY = pytest.mark.parametrize("family", OF_EVERY_DTYPE, ids=[family.name for family in OF_EVERY_DTYPE])
 
 
 def drawn(dtype: np.dtype = float32, **sizes: Any) -> tuple[np.ndarray, ...]:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.kernels.attention.backward.run_gradient import plan_of
-from tests.kernels.attention.backward.test_gradients import FAMILIES, drawn
+from tests.kernels.attention.backward.test_gradients import OF_EVERY_DTYPE as FAMILIES
+from tests.kernels.attention.backward.test_gradients import drawn
 from tests.kernels.attention.test_families import options_of
 from wgattn._dtypes import bfloat16, float16, float32
 from wgattn._errors import UnsupportedError
@@ -56,12 +57,15 @@ def problem_of(**sizes: int) -> GradientProblem:
 def test_the_choice() -> None:
     """Lanes on CPU adapters, tiles where workgroup memory is fast and large enough; plain takes the rest."""
     on_gpu = choose_backward(problem_of(), DeviceProfile(kind="discrete"))
-    assert (on_gpu.family, [name for name, _ in on_gpu.passed]) == ("backward_tiled", ["backward_lanes"])
+    assert (on_gpu.family, [name for name, _ in on_gpu.passed]) == (
+        "backward_tiled",
+        ["backward_lanes", "backward_matrix"],
+    )
     assert choose_backward(problem_of(), CPU).family == "backward_lanes"
     for bare in (replace(CPU, subgroup_size=None), replace(CPU, limits=Limits(storage_textures=3))):
         without = choose_backward(problem_of(), bare)
         passed = [name for name, _ in without.passed]
-        assert (without.family, passed) == ("backward_plain", ["backward_lanes", "backward_tiled"])
+        assert (without.family, passed) == ("backward_plain", ["backward_lanes", "backward_matrix", "backward_tiled"])
     assert choose_backward(problem_of(H=300, S=5, T=5), DeviceProfile()).family == "backward_plain"
     assert (
         choose_backward(problem_of(H=256), DeviceProfile(limits=Limits(workgroup_bytes=4096))).family

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from wgattn._kernels.attention.backward import lanes, plain, tiled
+from wgattn._kernels.attention.backward import lanes, matrix, plain, tiled
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.families import Family, named, pick
 from wgattn._kernels.attention.problem import Call
@@ -10,7 +10,7 @@ from wgattn._kernels.kernel import Operand, Plan, Variant
 from wgattn._runtime.profile import DeviceProfile
 
 # Fastest first; plain takes what nothing else takes.
-FAMILIES: tuple[Family, ...] = (lanes, tiled, plain)
+FAMILIES: tuple[Family, ...] = (lanes, matrix, tiled, plain)
 
 
 def choose_backward(problem: GradientProblem, profile: DeviceProfile, implementation: str | None = None) -> Variant:

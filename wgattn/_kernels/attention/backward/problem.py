@@ -7,7 +7,15 @@ from typing import Literal
 import numpy as np
 
 from wgattn._dtypes import float32
-from wgattn._kernels.attention.problem import AttentionProblem, Call, KeyRange, describe, scale_of, vectorized
+from wgattn._kernels.attention.problem import (
+    AttentionProblem,
+    Call,
+    KeyRange,
+    aligned_bytes,
+    describe,
+    scale_of,
+    vectorized,
+)
 from wgattn._kernels.kernel import Operand
 
 Wanted = Literal["query", "key", "value", "bias", "sinks", "scale"]
@@ -27,6 +35,7 @@ class GradientProblem:
     wanted: tuple[Wanted, ...]
     saved_dtype: np.dtype  # of the forward's out
     saved_quads: bool
+    aligned: int = 0  # as the forward problem's, of query's and grad_out's rows too
 
 
 def describe_gradient(call: Call, operands: Mapping[str, Operand], wanted: Iterable[str]) -> GradientProblem:
@@ -62,6 +71,7 @@ def describe_gradient(call: Call, operands: Mapping[str, Operand], wanted: Itera
         tuple(name for name in WANTED if name in names and there.get(name, True)),
         operands["out"].dtype,
         "out" in forward.vectors,
+        aligned_bytes(query, key, operands["value"], grad_out),
     )
 
 

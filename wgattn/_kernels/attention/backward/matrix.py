@@ -1,0 +1,273 @@
+"""On matrix units, backward: float16 in, float32 sums; a workgroup a block of query rows or keys."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from wgattn._dtypes import float16, short_name
+from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
+from wgattn._kernels.attention.backward.problem import GradientProblem
+from wgattn._kernels.attention.backward.work import (
+    ADDING,
+    GRAD_OUT,
+    key_heads,
+    shader,
+    sums_binding,
+    sweep_bindings,
+    sweep_name,
+)
+from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Scalar, Support, Variant, unsupported
+from wgattn._kernels.matrices import LANES, is_emulated, matrix_features, supports_matrices
+from wgattn._runtime.profile import DeviceProfile, Tuned
+
+name = "backward_matrix"
+MAX_DIM = 128
+SIDE = 16  # rows and columns of a matrix
+SIDES = ("query", "key_value")
+NAMES = ("query", "key", "value", "grad_out")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`subgroups` of a workgroup with `blocks` times 16 own rows each; `stream` rows of the other side a step.
+
+    `steps` steps' rows are staged at a time, so that subgroups wait for each other less often.
+    `early`: products of a step are made while weights of the one before are.
+    `slots` matrices of scores at a time are exchanged. Own rows of head_dim and of value_dim are matrices for good
+    where they are held, else they lie in workgroup memory. With `ahead`, what streams is read from storage a step
+    before it is staged. `swapped` scores, and `turned` sums, are made as their transposes.
+    """
+
+    subgroups: int
+    blocks: int
+    stream: int
+    slots: int = 1
+    steps: int = 1
+    early: bool = False
+    hold_head: bool = True
+    hold_value: bool = True
+    ahead: bool = True
+    swapped: bool = False
+    turned: bool = False
+
+    @property
+    def own(self) -> int:
+        return self.subgroups * self.blocks * SIDE
+
+    @property
+    def staged(self) -> int:
+        return self.stream * self.steps
+
+    @property
+    def threads(self) -> int:
+        return self.subgroups * LANES
+
+    def pitches(self, sweep: AttentionProblem, by: str) -> dict[str, int]:
+        """16 bytes from one row to the next, odd numbers: lanes beside each other meet no bank conflict."""
+        return {
+            "HEAD_PITCH": sweep.head_dim // 8 + 1,
+            "VALUE_PITCH": sweep.value_dim // 8 + 1,
+            "SCORE_PITCH": 8 * self.slots + 1,
+            "FACTOR_PITCH": self.stream // (4 if by == "key_value" else 8) + 1,
+        }
+
+    def exchange(self, sweep: AttentionProblem, by: str) -> int:
+        """16 bytes that a subgroup has for scores, then for weights."""
+        pitch = self.pitches(sweep, by)
+        return SIDE * max(pitch["SCORE_PITCH"], pitch["FACTOR_PITCH"])
+
+    def workgroup_bytes(self, sweep: AttentionProblem, by: str) -> int:
+        """What streams, own rows that are not held, what subgroups exchange, and the statistics of streamed rows."""
+        pitch = self.pitches(sweep, by)
+        head = pitch["HEAD_PITCH"] * (self.staged + (0 if self.hold_head else self.own))
+        value = pitch["VALUE_PITCH"] * (self.staged + (0 if self.hold_value else self.own))
+        statistics = self.staged * 8 if by == "key_value" else 0
+        return (head + value + self.subgroups * self.exchange(sweep, by)) * 16 + statistics
+
+    def registers(self, sweep: AttentionProblem, by: str) -> int:
+        """32-bit registers of a lane that hold matrices: sums, own rows, scores and gradients by weights."""
+        head, value = sweep.head_dim, sweep.value_dim
+        sums = head // 2 + (value // 2 if by == "key_value" else 0)
+        held = (head // 4 if self.hold_head else 0) + (value // 4 if self.hold_value else 0)
+        return self.blocks * (sums + held + self.stream)
+
+
+# Fastest first.
+TILES = (
+    Tile(8, 1, 32, steps=2, swapped=True),
+    Tile(8, 1, 32, swapped=True),
+    Tile(4, 1, 32, swapped=True),
+    Tile(4, 1, 16, hold_value=False, swapped=True),
+    Tile(2, 1, 16, hold_head=False, hold_value=False, swapped=True),
+    Tile(1, 1, 16, swapped=True),
+)
+MOST_REGISTERS = 232  # of 255 that a lane may have
+
+
+def tile_of(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile | None:
+    """The first tile that fits the device, None where none does.
+
+    Tuned by `backward_matrix_query_h64` and so on, a place in TILES.
+    """
+    fitting = _fitting(problem, profile, by)
+    return fitting.get(profile.constant(_tuned_name(problem, by)), next(iter(fitting.values()), None))
+
+
+def _tuned_name(problem: GradientProblem, by: str) -> str:
+    return f"{name}_{by}_h{problem.sweep.head_dim}"
+
+
+def _fitting(problem: GradientProblem, profile: DeviceProfile, by: str) -> dict[int, Tile]:
+    """The tiles that fit the device, by their places in TILES."""
+    return {
+        place: tile
+        for place, tile in enumerate(TILES)
+        if tile.workgroup_bytes(problem.sweep, by) <= profile.limits.workgroup_bytes
+        and tile.threads <= profile.limits.invocations
+        and tile.registers(problem.sweep, by) <= MOST_REGISTERS
+    }
+
+
+def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
+    units = supports_matrices(profile)
+    if not units:
+        return units
+    sweep = problem.sweep
+    if problem.forward.rope is not None:
+        return unsupported("rotated rows are float32, which its matrices do not multiply")
+    dtypes = (sweep.query_dtype, sweep.key_dtype, sweep.value_dtype, sweep.out_dtype)
+    others = {short_name(dtype) for dtype in dtypes if dtype != float16}
+    if others:
+        return unsupported(f"it multiplies float16, not {' and '.join(sorted(others))}")
+    if max(sweep.head_dim, sweep.value_dim) > MAX_DIM:
+        return unsupported(f"head dims above {MAX_DIM} do not fit registers")
+    if any(tile_of(problem, profile, by) is None for by in SIDES):
+        return unsupported(
+            f"none of its tiles fits {profile.limits.workgroup_bytes:,} bytes of workgroup memory and "
+            f"{MOST_REGISTERS} registers"
+        )
+    return SUPPORTED
+
+
+def suits(problem: GradientProblem, profile: DeviceProfile) -> Support:
+    return SUPPORTED
+
+
+def candidates(problem: GradientProblem, profile: DeviceProfile) -> Tuned:
+    return tuple((_tuned_name(problem, by), place) for by in SIDES for place in _fitting(problem, profile, by))
+
+
+def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
+    """The sweep by key and value, which stands for the family."""
+    return _sweep(problem, profile, "key_value")
+
+
+def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
+    by_query, by_key_value = (_tile(problem, profile, by) for by in SIDES)
+    group = problem.sweep.group
+
+    def query_workgroups(box: Box) -> int:
+        return box.batch * box.size("n") * -(-box.size("t") // by_query.own)
+
+    def key_value_workgroups(box: Box) -> int:
+        return box.batch * key_heads(box, group) * -(-box.size("s") // by_key_value.own)
+
+    sweeps = Sweeps(
+        Sweep(_sweep(problem, profile, "query"), query_workgroups),
+        Sweep(_sweep(problem, profile, "key_value"), key_value_workgroups),
+        _most(problem, profile, by_query, 1),
+        _most(problem, profile, by_key_value, group),
+        slowness=1,
+    )
+    return plan_gradient(problem, call, operands, profile, sweeps)
+
+
+def _tile(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile:
+    tile = tile_of(problem, profile, by)
+    assert tile is not None, "supports() was asked first"
+    return tile
+
+
+def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant:
+    sweep, tile = problem.sweep, _tile(problem, profile, by)
+    # Rows that start and end at multiples of 16 bytes are copied as they are; others go through the shared readers.
+    wide, emulated = problem.aligned == 16 and sweep.exact_dims, is_emulated(profile)
+    words = (
+        f"s{tile.subgroups}x{tile.blocks}k{tile.stream}x{tile.steps}e{tile.slots}" + "e" * tile.early,
+        "h" * tile.hold_head
+        + "v" * tile.hold_value
+        + "a" * tile.ahead
+        + "w" * wide
+        + "x" * tile.swapped
+        + "t" * tile.turned,
+        *(("emulated",) if emulated else ()),
+    )
+    bound = sweep_bindings(sweep, sums_binding())
+    fields: tuple[tuple[str, Scalar], ...] = (*GRAD_OUT, *ADDING)
+    placed: tuple[tuple[str, ...], ...] = (("query", "t", "n"), ("key", "s", "k"), ("value", "s", "k"))
+    own: dict[str, object] = {
+        "BY": by,
+        "WIDE": wide,
+        "EMULATED": emulated,
+        "WORKGROUP": tile.threads,
+        "SUBGROUPS": tile.subgroups,
+        "BLOCKS": tile.blocks,
+        "OWN": tile.own,
+        "STREAM": tile.stream,
+        "STAGED": tile.staged,
+        "STREAM_BLOCKS": tile.stream // SIDE,
+        "HOLD_HEAD": tile.hold_head,
+        "HOLD_VALUE": tile.hold_value,
+        "AHEAD": tile.ahead,
+        "SLOTS": tile.slots,
+        "EARLY": tile.early,
+        "SWAPPED": tile.swapped and not emulated,
+        "TURNED": tile.turned and not emulated,
+        "HEAD_STEPS": sweep.head_dim // SIDE,
+        "VALUE_STEPS": sweep.value_dim // SIDE,
+        "HEAD_EIGHTS": sweep.head_dim // 8,
+        "VALUE_EIGHTS": sweep.value_dim // 8,
+        "HEAD_CHUNKS": sweep.head_dim // 4,
+        "VALUE_CHUNKS": sweep.value_dim // 4,
+        "HEAD_PIECES": -(-tile.staged * sweep.head_dim // 8 // tile.threads),
+        "VALUE_PIECES": -(-tile.staged * sweep.value_dim // 8 // tile.threads),
+        "EXCHANGE": tile.exchange(sweep, by),
+        **tile.pitches(sweep, by),
+    }
+    unbuffered: tuple[str, ...] = ("out",)
+    if wide:
+        bound = tuple(replace(each, element="vec4<u32>") if each.name in NAMES else each for each in bound)
+        unbuffered = ("out", *NAMES)
+        own["rows_placed"] = (*placed, ("grad_out", "t", "n"))
+        fields += tuple(field for place in placed for field in _places(*place))
+    made = shader(
+        name,
+        sweep_name(f"{name}_{by}", sweep, *words),
+        "matrix",
+        sweep,
+        bound,
+        fields,
+        tuple(own.items()),
+        unbuffered,
+        tile.workgroup_bytes(sweep, by),
+    )
+    reason = f"matrix units: tiles of {tile.own} own and {tile.stream} streamed rows"
+    return replace(made, features=matrix_features(profile)).because((), reason)
+
+
+def _places(of: str, *axes: str) -> tuple[tuple[str, Scalar], ...]:
+    """The parameters that say where an operand's rows lie."""
+    return tuple((f"{of}_{axis}", "u32") for axis in ("at", "b0", "b1", *axes))
+
+
+def _most(problem: GradientProblem, profile: DeviceProfile, tile: Tile, heads: int) -> int | None:
+    """How many streamed rows fit in the loop turns an invocation has: staging, masks, segments."""
+    turns = profile.limits.loop_turns
+    if turns is None:
+        return None
+    eights = (problem.sweep.head_dim + problem.sweep.value_dim) // 8
+    masks = 2 + tile.blocks * tile.stream // 2
+    a_stage = 4 + -(-tile.staged * eights // tile.threads) + 2 + tile.steps * masks
+    a_stage = a_stage * heads + (tile.staged if problem.sweep.segments else 0)
+    return max((turns - 8192) // a_stage, 1) * tile.staged

@@ -1,0 +1,408 @@
+{% include "shared/prelude.wgsl" %}
+{% include "attention/hooks.wgsl" %}
+{% include "attention/backward/gradients.wgsl" %}
+{% import "shared/matrices.wgsl" as matrices with context %}
+{% import "attention/backward/matrix_tiles.wgsl" as tiles with context %}
+
+// On matrix units: a workgroup owns OWN rows of one side and passes over the other side STREAM rows a step, STAGED
+// rows at a time.
+%% if BY == "query"
+// Its own are query rows of one head, q and grad_out; K and V stream by. It adds up the query's gradient, unscaled.
+%% else
+// Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the
+// key's and value's gradients.
+%% endif
+// "Head" rows have head_dim elements (q or K), "value" rows value_dim (grad_out or V). A subgroup owns BLOCKS blocks of
+// 16 rows and multiplies them with what streams by: scores, and the gradients by the weights. No lane sees a matrix's
+// elements: both take a way through workgroup memory, where lane l has row l % 16, and of each 16 streamed rows the
+// eight of its half. They come back as weights and as gradients by the scores, in float16, and are multiplied with the
+// streamed rows once more. Pitches are odd, so that lanes meet no bank conflict.
+// Weights are WEIGHT_SIZE times as large, so that those of long rows stay normal float16. Gradients by the scores have a
+// factor an own row, a power of two that falls where they grow: grad_out may be of any size.
+{% set blocks = range(BLOCKS) %}
+{# Scores, or sums, are made as their transposes, and stored by columns: the same places in memory. #}
+{% set swapped = "col_major" if SWAPPED else "row_major" %}
+{% set turned = "col_major" if TURNED else "row_major" %}
+{% set columns = range(STREAM_BLOCKS) %}
+{% set head_steps = range(HEAD_STEPS) %}
+{# Of grad_out and V no sum is made by query. #}
+{% set value_steps = range(VALUE_STEPS) if BY == "key_value" else () %}
+{% macro settle() %}{{ "workgroupBarrier();" if EMULATED }}{% endmacro %}
+{# The same number of the lane that has the other half of a row. #}
+{% macro other_half(value) %}{{ "other_half(thread, " ~ value ~ ")" if EMULATED else "subgroupShuffleXor(" ~ value ~ ", 16u)" }}{% endmacro %}
+{# Whether rows of a tile have any pairs with the subgroup's own. #}
+{% macro own(tile) %}{{ "true" if EMULATED else "%s < own_span.y && %s + STREAM > own_span.x" % (tile, tile) }}{% endmacro %}
+
+const WEIGHT_SIZE: f32 = 16384.0;
+const WEIGHT_BITS: f32 = 14.0;
+// Gradients by the scores, times their factor, are at most LARGEST; a factor that falls makes the largest 256 to 512.
+const LARGEST: f32 = 32768.0;
+const FIRST_FACTOR: f32 = 1152921504606846976.0;
+
+// STAGED · HEAD_PITCH · 16 bytes; at first own rows, by turns
+var<workgroup> head_tile: array<vec4u, STAGED * HEAD_PITCH>;
+// STAGED · VALUE_PITCH · 16 bytes
+var<workgroup> value_tile: array<vec4u, STAGED * VALUE_PITCH>;
+%% if not HOLD_HEAD
+// OWN · HEAD_PITCH · 16 bytes: own rows that are no matrices for good
+var<workgroup> own_head_tile: array<vec4u, OWN * HEAD_PITCH>;
+%% endif
+%% if not HOLD_VALUE
+// OWN · VALUE_PITCH · 16 bytes
+var<workgroup> own_value_tile: array<vec4u, OWN * VALUE_PITCH>;
+%% endif
+// SUBGROUPS · EXCHANGE · 16 bytes: 16 scores and gradients by weights a row, or sums; then weights and gradients by scores
+var<workgroup> exchange: array<vec4u, SUBGROUPS * EXCHANGE>;
+%% if BY == "key_value"
+// STAGED · 8 bytes: the residuals of streamed rows, then their deltas
+var<workgroup> streamed_statistics: array<vec4f, STAGED / 2u>;
+%% endif
+%% if EMULATED
+// WORKGROUP · 4 bytes
+var<workgroup> halves: array<f32, WORKGROUP>;
+
+fn other_half(thread: u32, value: f32) -> f32 {
+    workgroupBarrier();
+    halves[thread] = value;
+    workgroupBarrier();
+    return halves[thread ^ 16u];
+}
+
+%% endif
+{% set unheld = (() if HOLD_HEAD else ("own_head_tile",)) + (() if HOLD_VALUE else ("own_value_tile",)) %}
+{{ matrices.emulation(("head_tile", "value_tile", "exchange") + unheld, ("head_tile", "value_tile"), (), ("exchange",)) }}
+%% if problem.segments
+{% include "attention/segment_ranges.wgsl" %}
+
+// The first tile from `from_tile` on that may have rows of the own rows' segments, or `end`; and its segments.
+fn next_tile(b: u32, from_tile: u32, end: u32, own_ids: vec2i, ids: ptr<function, vec2i>) -> u32 {
+    for (var tile = from_tile; tile < end; tile += STAGED) {
+        let here = {{ "key_segment_range(b, tile, min(tile + STAGED, end))" if BY == "query" else "query_segment_range(b, tile, min(tile + STAGED, end) - 1u)" }};
+        if (here.x <= own_ids.y && here.y >= own_ids.x) {
+            *ids = here;
+            return tile;
+        }
+    }
+    return end;
+}
+
+%% endif
+fn eight(a: vec4f, b: vec4f) -> vec4u {
+    return vec4u(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
+}
+
+fn largest(a: vec4f) -> f32 {
+    let b = abs(a);
+    return max(max(b.x, b.y), max(b.z, b.w));
+}
+
+// The power of two that makes `x` 256 to 512.
+fn factor_for(x: f32) -> f32 {
+    return bitcast<f32>((262u - max(bitcast<u32>(x) >> 23u, 72u)) << 23u);
+}
+
+fn weights_of(x: vec4f, top: vec4f) -> vec4f {
+%% if NATURAL
+    return WEIGHT_SIZE * exp2((x - top) * LOG2_E);
+%% else
+    return exp2(x - (top - WEIGHT_BITS));
+%% endif
+}
+
+// Where the sums of an own row start.
+fn sums_row(row: u32, b: u32, head: u32) -> u32 {
+%% if BY == "query"
+    return ((b * parameters.T + row) * parameters.N + head) * HEAD_CHUNKS;
+%% else
+    let keys = parameters.key_end - parameters.key_first;
+    return ((b * keys + row - parameters.key_first) * key_heads() + head) * (HEAD_CHUNKS + VALUE_CHUNKS);
+%% endif
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn matrix(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) workgroups: vec3u,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    // Heads lie closest, so that workgroups of one key/value head run together; blocks of rows furthest.
+    var index = folded_index(workgroup, workgroups);
+%% if BY == "query"
+    let heads = parameters.N;
+    let blocks = (parameters.T + OWN - 1u) / OWN;
+%% else
+    let heads = key_heads();
+    let sharing = sharing_heads();
+    let blocks = (parameters.key_end - parameters.key_first + OWN - 1u) / OWN;
+%% endif
+    let head = index % heads;
+    index /= heads;
+    let b = index % parameters.batch;
+    index /= parameters.batch;
+    if (index >= blocks) {
+        return;
+    }
+    let subgroup = thread / 32u;
+    let row = thread % 16u;
+    let half = thread % 32u / 16u;
+    let exchange_at = subgroup * EXCHANGE;
+    let own_scores = exchange_at + row * SCORE_PITCH + 2u * half;
+    let own_factors = exchange_at + row * FACTOR_PITCH + half;
+%% if EMULATED
+    matrix_lane = thread % 32u;
+%% endif
+%% if BY == "query"
+    // The last rows keep the most keys under a causal mask: they start first.
+    let first_own = (blocks - 1u - index) * OWN;
+    let own_end = parameters.T;
+    let last_own = min(first_own + OWN, own_end) - 1u;
+    let n = head;
+    let k = key_head(n);
+    let span = block_keys(b, first_own, last_own, parameters.key_first, parameters.key_end);
+    let own_live = min(own_end, max(query_length(b), parameters.t_first) - parameters.t_first);
+%% else
+    // The first keys are kept by the most rows under a causal mask: they start first.
+    let first_own = parameters.key_first + index * OWN;
+    let own_end = parameters.key_end;
+    let last_own = min(first_own + OWN, own_end) - 1u;
+    let k = head;
+    var n = k * sharing;
+    let span = query_rows(b, first_own, last_own + 1u);
+    let own_live = own_end;
+%% endif
+    // The subgroup's own rows, and what they may have pairs with.
+    let from_own = first_own + subgroup * BLOCKS * 16u;
+    let to_own = min(from_own + BLOCKS * 16u, own_end);
+    var own_span = vec2u();
+    if (from_own < to_own) {
+        own_span = {{ "block_keys(b, from_own, to_own - 1u, parameters.key_first, parameters.key_end)" if BY == "query" else "query_rows(b, from_own, to_own)" }};
+    }
+    {{ tiles.hold_own() }}
+%% for r in blocks
+    let own_{{ r }} = from_own + {{ 16 * r }}u + row;
+    let there_{{ r }} = own_{{ r }} < own_end;
+%% if BY == "query"
+    let t_{{ r }} = min(own_{{ r }}, last_own);
+    let statistics_{{ r }} = statistics_of(b, t_{{ r }}, n);
+    let kept_{{ r }} = kept_keys(b, t_{{ r }});
+%% else
+    let s_{{ r }} = min(own_{{ r }}, last_own);
+%% endif
+    var factor_{{ r }} = FIRST_FACTOR;
+%% for c in head_steps
+    var head_sum_{{ r }}_{{ c }} = {{ matrices.zero() }};
+%% endfor
+%% for c in value_steps
+    var value_sum_{{ r }}_{{ c }} = {{ matrices.zero() }};
+%% endfor
+%% endfor
+%% for r in blocks
+%% for t in columns
+    var score_{{ r }}_{{ t }} = {{ matrices.zero() }};
+    var gradient_{{ r }}_{{ t }} = {{ matrices.zero() }};
+%% endfor
+%% endfor
+    var started = false;
+    let scale = query_scale(b);
+    {{ tiles.places() }}
+
+    var staged = span.x;
+%% if problem.segments
+    let own_ids = {{ "query_segment_range(b, first_own, last_own)" if BY == "query" else "key_segment_range(b, first_own, last_own + 1u)" }};
+    var ids = vec2i();
+    staged = next_tile(b, staged, span.y, own_ids, &ids);
+%% endif
+%% if AHEAD
+    {{ tiles.fetch("staged", "0u") }}
+%% endif
+%% if BY == "key_value"
+    var shared_head = 0u;
+%% endif
+    while (staged < span.y) {
+%% if BY == "key_value"
+        n = k * sharing + shared_head;
+%% endif
+%% if not AHEAD
+        {{ tiles.fetch("staged", "shared_head") }}
+%% endif
+        workgroupBarrier();
+        {{ tiles.put() }}
+        workgroupBarrier();
+        // What comes next: the same rows of the group's next head, or the next rows.
+        var next = staged;
+%% if problem.segments
+        let here_ids = ids;
+%% endif
+%% if BY == "key_value"
+        var next_head = shared_head + 1u;
+        if (next_head == sharing) {
+            next_head = 0u;
+%% else
+        {
+%% endif
+            next = {{ "next_tile(b, staged + STAGED, span.y, own_ids, &ids)" if problem.segments else "staged + STAGED" }};
+        }
+%% if AHEAD
+        {{ tiles.fetch("next", "next_head") }}
+%% endif
+
+%% if EARLY
+        // Products are made a step ahead, so that they are under way while weights are made.
+        if ({{ own("staged") }}) {
+            {{ tiles.both_products("0u") }}
+        }
+%% endif
+        for (var place = 0u; place < STAGED; place += STREAM) {
+            let tile = staged + place;
+%% if EARLY
+            let early = place + STREAM < STAGED && {{ own("tile + STREAM") }};
+%% endif
+            if (!({{ own("tile") }})) {
+%% if EARLY
+                if (early) {
+                    {{ tiles.both_products("(place + STREAM)") }}
+                }
+%% endif
+                continue;
+            }
+            let tile_end = min(tile + STREAM, span.y);
+%% if problem.bias is none and not problem.mask and not problem.softcap
+            let full = from_own + BLOCKS * 16u == to_own && tile + STREAM <= span.y;
+%% if BY == "query"
+            var whole = full && block_keeps(b, from_own, to_own - 1u, tile, tile_end);
+%% else
+            var whole = full && block_keeps(b, tile, tile_end - 1u, from_own, to_own);
+%% endif
+%% if problem.segments
+            whole = whole && own_ids.x == own_ids.y && here_ids.x == here_ids.y;
+%% endif
+%% else
+            let whole = false;
+%% endif
+%% if not EARLY
+            {{ tiles.both_products("place") }}
+%% endif
+%% for r in blocks
+            var high_{{ r }} = 0.0;
+%% for turn in range(STREAM_BLOCKS // SLOTS)
+            {{ settle() }}
+%% for slot in range(SLOTS)
+            {{ matrices.store("exchange", "exchange_at + %du" % (8 * slot), "SCORE_PITCH", "score_%d_%d" % (r, turn * SLOTS + slot), swapped) }};
+            {{ matrices.store("exchange", "exchange_at + %du" % (8 * slot + 4), "SCORE_PITCH", "gradient_%d_%d" % (r, turn * SLOTS + slot), swapped) }};
+%% endfor
+            {{ settle() }}
+%% for slot in range(SLOTS)
+{% set t = turn * SLOTS + slot %}
+            if (!whole) {
+                // In place: a lane reads and writes its own elements alone.
+                for (var i = 0u; i < 8u; i++) {
+                    let at = own_scores + {{ 8 * slot }}u + i / 4u;
+                    let product = bitcast<f32>(exchange[at][i % 4u]);
+                    let by_weight = bitcast<f32>(exchange[at + 4u][i % 4u]);
+                    let streamed = tile + {{ 16 * t }}u + 8u * half + i;
+                    var share = Share(0.0, 0.0, 0.0);
+%% if BY == "query"
+                    if (streamed < tile_end && there_{{ r }}) {
+                        share = share_of(product, by_weight, b, n, t_{{ r }}, streamed, kept_{{ r }}, statistics_{{ r }});
+                    }
+%% else
+                    if (streamed < tile_end && there_{{ r }}) {
+                        share = share_of(product, by_weight, b, n, streamed, s_{{ r }}, kept_keys(b, streamed), statistics_of(b, streamed, n));
+                    }
+%% endif
+                    exchange[at][i % 4u] = bitcast<u32>(WEIGHT_SIZE * share.weight);
+                    exchange[at + 4u][i % 4u] = bitcast<u32>(WEIGHT_SIZE * share.score);
+                }
+            }
+%% for i in range(2)
+            var p_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ 8 * slot + i }}u]);
+            var d_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ 8 * slot + 4 + i }}u]);
+%% endfor
+            if (whole) {
+%% for i in range(2)
+%% if BY == "query"
+                p_{{ r }}_{{ t }}_{{ i }} = weights_of(scale * p_{{ r }}_{{ t }}_{{ i }}, vec4f(statistics_{{ r }}.top));
+                d_{{ r }}_{{ t }}_{{ i }} = p_{{ r }}_{{ t }}_{{ i }} * (d_{{ r }}_{{ t }}_{{ i }} - statistics_{{ r }}.delta);
+%% else
+                p_{{ r }}_{{ t }}_{{ i }} = weights_of(scale * p_{{ r }}_{{ t }}_{{ i }}, streamed_statistics[place / 4u + {{ 4 * t + i }}u + 2u * half]);
+                d_{{ r }}_{{ t }}_{{ i }} = p_{{ r }}_{{ t }}_{{ i }} * (d_{{ r }}_{{ t }}_{{ i }} - streamed_statistics[(STAGED + place) / 4u + {{ 4 * t + i }}u + 2u * half]);
+%% endif
+%% endfor
+            }
+            high_{{ r }} = max(high_{{ r }}, max(largest(d_{{ r }}_{{ t }}_0), largest(d_{{ r }}_{{ t }}_1)));
+%% endfor
+%% endfor
+
+%% if EARLY and loop.last
+            if (early) {
+                {{ tiles.both_products("(place + STREAM)") }}
+            }
+%% endif
+            // A factor follows where gradients grew much: rescaling is rare.
+%% if not EMULATED
+            if (subgroupAny(high_{{ r }} * factor_{{ r }} > LARGEST)) {
+%% else
+            {
+%% endif
+                high_{{ r }} = max(high_{{ r }}, {{ other_half("high_%d" % r) }});
+                let smaller = min(factor_{{ r }}, factor_for(high_{{ r }}));
+                let fade = smaller / factor_{{ r }};
+                factor_{{ r }} = smaller;
+                if (started) {
+%% for c in head_steps
+                    {{ settle() }}
+                    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "head_sum_%d_%d" % (r, c), turned) }};
+                    {{ settle() }}
+                    exchange[own_scores] = bitcast<vec4u>(fade * bitcast<vec4f>(exchange[own_scores]));
+                    exchange[own_scores + 1u] = bitcast<vec4u>(fade * bitcast<vec4f>(exchange[own_scores + 1u]));
+                    {{ settle() }}
+                    head_sum_{{ r }}_{{ c }} = {{ matrices.load("result", "exchange", "exchange_at", "SCORE_PITCH", turned) }};
+%% endfor
+                }
+            }
+            {{ settle() }}
+%% for t in columns
+            exchange[own_factors + {{ 2 * t }}u] = eight(factor_{{ r }} * d_{{ r }}_{{ t }}_0, factor_{{ r }} * d_{{ r }}_{{ t }}_1);
+%% if BY == "key_value"
+            exchange[own_factors + {{ 2 * (STREAM_BLOCKS + t) }}u] = eight(p_{{ r }}_{{ t }}_0, p_{{ r }}_{{ t }}_1);
+%% endif
+%% endfor
+            {{ settle() }}
+%% for t in columns
+            let by_score_{{ r }}_{{ t }} = {{ matrices.load("right" if TURNED else "left", "exchange", "exchange_at + %du" % (2 * t), "FACTOR_PITCH", turned) }};
+%% if BY == "key_value"
+            let weight_{{ r }}_{{ t }} = {{ matrices.load("right" if TURNED else "left", "exchange", "exchange_at + %du" % (2 * (STREAM_BLOCKS + t)), "FACTOR_PITCH", turned) }};
+%% endif
+%% endfor
+%% endfor
+            {{ tiles.add_products("head_sum", "by_score", "head_tile", head_steps, "HEAD_PITCH") }}
+            {{ tiles.add_products("value_sum", "weight", "value_tile", value_steps, "VALUE_PITCH") }}
+            started = true;
+        }
+        staged = next;
+%% if BY == "key_value"
+        shared_head = next_head;
+%% endif
+    }
+
+%% for r in blocks
+%% for name, steps, factor, offset in (("head", head_steps, "1.0 / (WEIGHT_SIZE * factor_%d)" % r, 0), ("value", value_steps, "1.0 / WEIGHT_SIZE", HEAD_CHUNKS))
+%% for c in steps
+    {{ settle() }}
+    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "%s_sum_%d_%d" % (name, r, c), turned) }};
+    {{ settle() }}
+    if (there_{{ r }}) {
+        let at = sums_row(own_{{ r }}, b, head) + {{ offset + 4 * c }}u + 2u * half;
+%% for i in range(2)
+%% if BY == "query"
+        // Rows past the query length have no gradient, whatever lies in them.
+        add_sum(at + {{ i }}u, select(vec4f(), {{ factor }} * bitcast<vec4f>(exchange[own_scores + {{ i }}u]), is_live(b, own_{{ r }})));
+%% else
+        add_sum(at + {{ i }}u, {{ factor }} * bitcast<vec4f>(exchange[own_scores + {{ i }}u]));
+%% endif
+%% endfor
+    }
+%% endfor
+%% endfor
+%% endfor
+}
