@@ -25,26 +25,21 @@ def rows_a_lane(problem: AttentionProblem, subgroup: int, tuned: int = -1) -> in
     """More rows a lane share a key's read and shuffles; each adds to the time that the first call compiles."""
     if tuned in _rows(problem):
         return tuned
-    most = {"one": 1, "few": 16, "short": 256, "many": 1 << 20}[problem.queries] * problem.group
-    most_rows = max(_rows(problem))
-    if problem.queries != "many":
-        most_rows = min(most_rows, 2)
-    while most_rows > 1 and most < 2 * most_rows * subgroup:
-        most_rows //= 2
-    return most_rows
+    there = {"one": 1, "few": 16, "short": 256, "many": 1 << 20}[problem.queries] * problem.group
+    most = 3 if problem.queries == "many" else 2
+    return max(rows for rows in _rows(problem) if rows == 1 or (rows <= most and there >= 2 * rows * subgroup))
 
 
 def _rows(problem: AttentionProblem) -> tuple[int, ...]:
-    """Rows a lane that compile in a few seconds."""
+    """Rows a lane that compile in a few seconds. A fourth outgrows registers and the CPU's instruction cache."""
     width = problem.head_dim + problem.value_dim
-    return (1, 2, 4)[: 1 if width > 256 else 2 if width > 128 or problem.dense else 3]
+    return (1, 2, 3)[: 1 if width > 256 else 2 if width > 128 else 3]
 
 
-def keys_a_turn(problem: AttentionProblem, rows: int, subgroup: int) -> int:
-    """Four keys are half of the text that is compiled, and as fast with up to two rows a lane, since it stays in the
-    CPU's instruction cache. More rows, and keys that are looked up, want as many as there are lanes."""
-    looked_up = problem.paged or problem.ring or problem.segments
-    return subgroup if rows > 2 or looked_up else min(4, subgroup)
+def keys_a_turn(problem: AttentionProblem, subgroup: int) -> int:
+    """Four keys are half of the text that is compiled, and faster, since it stays in the CPU's instruction cache. Keys
+    that are looked up, each lane its own, want as many as there are lanes."""
+    return subgroup if problem.paged or problem.ring or problem.segments else min(4, subgroup)
 
 
 def _rows_of(problem: AttentionProblem, profile: DeviceProfile) -> int:
@@ -57,16 +52,16 @@ def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
     rows, subgroup = _rows_of(problem, profile), profile.subgroup_size or 0
-    keys = keys_a_turn(problem, rows, subgroup)
+    keys = keys_a_turn(problem, subgroup)
     own = (("ROWS", rows), ("KEYS", keys), ("xor_steps", lanes.steps(1, subgroup)))
     reason = ": rows stay in a lane's registers, keys come from textures"
     return lanes.variant(name, problem, profile, partial, _read(problem), f"r{rows}k{keys}", own, reason)
 
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
-    subgroup, rows = profile.subgroup_size or 1, _rows_of(problem, profile)
+    subgroup = profile.subgroup_size or 1
     group = operands["query"].shape[3] // operands["key"].shape[3]
-    block = rows * subgroup
+    block = _rows_of(problem, profile) * subgroup
 
     def workgroups(box: Box) -> int:
         share = min(group, box.size("n"))
@@ -81,7 +76,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         workgroups,
         lambda box: lanes.parts(workgroups(box), box.size("s"), profile),
-        lanes.max_keys(profile, keys_a_turn(problem, rows, subgroup), loops=2 + problem.segments),
+        lanes.max_keys(profile, keys_a_turn(problem, subgroup), loops=2 + problem.segments),
         near=problem.queries in ("one", "few"),  # more rows take longer than the copies
     )
 
