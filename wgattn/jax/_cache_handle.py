@@ -22,7 +22,7 @@ from wgattn._jit import jit
 from wgattn._kernels.rotation import Rope
 
 from ._cache_calls import CachedCall, cache_of
-from ._cache_held import Append, Attend, hold, release, snapshot
+from ._cache_held import Append, Attend, Reorder, hold, release, snapshot
 from ._callback import check_backend, operand, run_in_jax
 from ._recorded import Avals, avals_of, lowered
 
@@ -123,6 +123,45 @@ class CacheHandle:
         kept = jnp.minimum(self.lengths, jnp.asarray(lengths, jnp.int32))
         return replace(self, array=jnp.concatenate([self.array[:2], kept]))
 
+    def reorder(self, indices: ArrayLike) -> CacheHandle:
+        """The handle whose sequence i is this one's sequence indices[i], int32 (B,): a step of beam search.
+
+        Dense storage is copied on the device; paged sequences share pages, which are copied before a write. All handles
+        of the cache before this one are dead then. Raises what `append` raises, for indices that are out of range a
+        ValueError.
+
+        Example:
+            >>> cache = wgattn.jax.CacheHandle.create(2, 64, kv_heads=4, head_dim=32); kv = jnp.ones((2, 5, 4, 32))
+            >>> cache = cache.append(kv, kv, jnp.array([5, 2])).reorder(jnp.array([1, 1]))
+            >>> cache.lengths.tolist()
+            [2, 2]
+            >>> cache.free()
+        """
+        check_backend()
+        given = operand(indices, "indices")
+        if given.dtype != jnp.int32 or given.shape != (self.sizes.batch,):
+            raise ValueError(
+                f"reorder takes int32 indices of shape (B,) = ({self.sizes.batch},); got {given.dtype.name} "
+                f"{given.shape}: fork gives a handle of another batch"
+            )
+        (array,) = run_in_jax(_reorder_program(self.form, self.sizes), *_plain(self.array, given))
+        return replace(self, array=array)
+
+    def fork(self, indices: ArrayLike) -> CacheHandle:
+        """A handle of a cache of its own, of M sequences: number i goes on where this one's sequence indices[i] is.
+
+        indices int32 (M,). This one goes on too. Raises ValueError for indices that are out of range; TypeError while
+        JAX traces, as a loop would leave a cache behind at each turn.
+
+        Example:
+            >>> prompt = wgattn.jax.CacheHandle.create(1, 64, kv_heads=4, head_dim=32); kv = jnp.ones((1, 5, 4, 32))
+            >>> samples = prompt.append(kv, kv).fork([0, 0, 0])
+            >>> samples.lengths.tolist()
+            [5, 5, 5]
+            >>> samples.free(); prompt.free()
+        """
+        return self.of(snapshot(self._on_host("fork")).fork(np.asarray(indices)))
+
     def cache(self) -> KVCache:
         """What the handle names, as a `wgattn.KVCache`; later appends do not change it. Not while JAX traces."""
         return snapshot(self._on_host("cache"))
@@ -167,6 +206,11 @@ def _append_program(form: CacheForm, sizes: Sizes, rope: Rope | None, avals: Ava
         return tuple(x for x in (found.key, found.value, found.scales) if x is not None)
 
     return Append(form, sizes, lowered(jit(append), (*own.values(), *avals)))
+
+
+@lru_cache(maxsize=256)
+def _reorder_program(form: CacheForm, sizes: Sizes) -> Reorder:
+    return Reorder(form, sizes)
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ import numpy as np
 from wgattn import _run
 from wgattn._array import Array, asarray, of
 from wgattn._cache import KVCache
-from wgattn._cache_checks import check_counts
+from wgattn._cache_checks import check_counts, check_indices
 from wgattn._cache_form import CacheForm, Sizes
 from wgattn._cache_pages import released
 from wgattn._dtypes import int32
@@ -91,6 +91,12 @@ class Held:
         self.written = np.maximum(self.written, after)
         return self.newest
 
+    def reordered(self, indices: np.ndarray, lengths: np.ndarray) -> int:
+        """The version of what is there once sequences have moved; all others are dead."""
+        self.newest += 1
+        self.versions, self.written = {self.newest: lengths}, self.written[indices]
+        return self.newest
+
     @property
     def newest_lengths(self) -> np.ndarray:
         return next(reversed(self.versions.values()))
@@ -131,15 +137,12 @@ def _find(handle: np.ndarray) -> Held:
 
 
 class OnHeld(HostCallback):
-    """A callback on the cache of a handle, which is its first argument.
-
-    `traced` takes the arrays of the cache, `lengths` the last of them, and then the other arguments.
-    """
+    """A callback on the cache of a handle, which is its first argument."""
 
     effect = True
 
-    def __init__(self, form: CacheForm, sizes: Sizes, traced: Traced) -> None:
-        self._form, self._sizes, self._traced = form, sizes, traced
+    def __init__(self, form: CacheForm, sizes: Sizes) -> None:
+        self._form, self._sizes = form, sizes
 
     def _run(self, arrays: Sequence[np.ndarray], places: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         handle = arrays[0].copy()
@@ -165,6 +168,34 @@ class OnHeld(HostCallback):
     ) -> tuple[np.ndarray, ...]:
         """The results; `held` is locked, and the handle is one of its versions."""
 
+
+class Reorder(OnHeld):
+    """Sequences moved, or written over by others. Gives the one handle that names what is there then."""
+
+    def __init__(self, form: CacheForm, sizes: Sizes) -> None:
+        super().__init__(form, sizes)
+        self.results = (Aval((2 + sizes.batch,), int32),)
+
+    def _on(
+        self, held: Held, handle: np.ndarray, given: Sequence[np.ndarray], places: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, ...]:
+        number, before, indices = int(handle[0]), handle[2:], given[0]
+        check_indices(self._sizes.batch, indices)
+        held.check_ring(number, before, held.written)
+        moved = replace(held.cache, lengths=asarray(before)).reorder(indices)
+        for array in moved._arrays().values():
+            _run.stored(array._step, array._result)
+        held.cache, held.own = moved, held.own or moved.pages is None
+        return (np.array([number, held.reordered(indices, before[indices]), *before[indices]], np.int32),)
+
+
+class OnTraced(OnHeld):
+    """A callback that runs `traced`: it takes the cache's arrays, `lengths` the last of them, then the arguments."""
+
+    def __init__(self, form: CacheForm, sizes: Sizes, traced: Traced) -> None:
+        super().__init__(form, sizes)
+        self._traced = traced
+
     def _inputs(self, cache: KVCache, given: Sequence[np.ndarray]) -> list[Stored | np.ndarray]:
         """The program's inputs: what lies on the device, and NumPy arrays. Raises what the call's checks raise."""
         own = list(cache._arrays().values())
@@ -175,7 +206,7 @@ class OnHeld(HostCallback):
         return [*stored, np.asarray(cache.lengths), *given, *captured]
 
 
-class Append(OnHeld):
+class Append(OnTraced):
     """New tokens written behind a handle's. Gives the handle that names them too."""
 
     def __init__(self, form: CacheForm, sizes: Sizes, traced: Traced) -> None:
@@ -213,7 +244,7 @@ class Append(OnHeld):
         return cache.reserve(counts)
 
 
-class Attend(OnHeld):
+class Attend(OnTraced):
     """Attention over what a handle names."""
 
     def __init__(self, form: CacheForm, sizes: Sizes, traced: Traced) -> None:
