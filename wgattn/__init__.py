@@ -8,7 +8,7 @@
 Nothing happens at import: no device, no file, and jax is loaded when `jit` or `wgattn.jax` first needs it.
 """
 
-from typing import Any as _Any
+import typing as _typing
 
 from . import masks as masks
 from . import nn as nn
@@ -38,13 +38,21 @@ from ._jit import jit as jit
 from ._jit import make_graph as make_graph
 from ._version import __version__ as __version__
 
+if _typing.TYPE_CHECKING:
+    from . import jax as jax
+    from ._validate import validate as validate
+else:  # to a type checker this would be a module that has any name
 
-def __getattr__(name: str) -> _Any:
-    """What loads more than NumPy, when it is first asked for."""
-    from importlib import import_module
+    def __getattr__(name: str) -> _typing.Any:
+        """What loads more than NumPy, when it is first asked for."""
+        from importlib import import_module
 
-    if name == "validate":
-        return import_module("wgattn._validate").validate
-    if name == "jax":
-        return import_module("wgattn.jax")
-    raise AttributeError(f"wgattn has no {name}")
+        if name == "validate":
+            return import_module("wgattn._validate").validate
+        if name == "jax":
+            return import_module("wgattn.jax")
+        raise AttributeError(f"wgattn has no {name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "jax", "validate"})

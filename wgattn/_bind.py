@@ -234,7 +234,7 @@ def softcap_of(given: Any) -> float | None:
     if given is None:
         return None
     if not isinstance(given, int | float | np.generic):
-        raise TypeError(f"softcap is a number, compiled in; got {type(given).__name__}")
+        raise TypeError(f"softcap is a number that is compiled in; got {type(given).__name__}: give float(softcap)")
     cap = float(given)
     if not (math.isfinite(cap) and cap > 0):
         raise ValueError(f"softcap must be finite and above 0; got {given}: leave it out for no cap")

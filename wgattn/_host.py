@@ -22,7 +22,8 @@ def scalar_dtype(x: Scalar) -> np.dtype:
 def checked(x: Scalar, dtype: np.dtype) -> Scalar:
     """x, if it is no integer that `dtype` cannot hold. Raises OverflowError, as jax does."""
     if dtype == int32 and isinstance(x, int) and not -(2**31) <= x < 2**31:
-        raise OverflowError(f"the Python integer {x} does not fit into int32; give np.uint32({x}) or a float")
+        unsigned = f"np.uint32({x}) or " if 0 <= x < 2**32 else ""
+        raise OverflowError(f"the Python integer {x} does not fit into int32; give {unsigned}a float")
     return x
 
 
@@ -30,7 +31,8 @@ def host_value(x: Any, copy: bool) -> tuple[np.ndarray, Aval]:
     """x as a row-major array of a type that wgattn has, and its aval; a private, read-only copy with `copy`."""
     if is_scalar(x):
         dtype = scalar_dtype(x)
-        return np.asarray(checked(x, dtype), dtype), Aval((), dtype, not isinstance(x, bool))
+        with np.errstate(over="ignore"):  # a number above float32's range is inf, as in jax
+            return np.asarray(checked(x, dtype), dtype), Aval((), dtype, not isinstance(x, bool))
     given = _numpy(x)
     if given.dtype.byteorder not in "=|":
         given = given.astype(given.dtype.newbyteorder("="))
@@ -38,7 +40,7 @@ def host_value(x: Any, copy: bool) -> tuple[np.ndarray, Aval]:
     if dtype == given.dtype:
         value = np.array(given, order="C", copy=True if copy else None)
     else:
-        with np.errstate(over="ignore"):  # a float64 above float32's range is inf, as in jax
+        with np.errstate(over="ignore"):
             value = given.astype(dtype, order="C")
     if copy:
         value.flags.writeable = False

@@ -14,6 +14,8 @@ import numpy as np
 from ._kernels.attention.problem import EVERY_KEY, Bound, Clause
 from ._kernels.kernel import FAR
 
+__all__ = ["Mask", "causal", "chunked", "full", "local", "prefix", "segments"]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
@@ -77,6 +79,9 @@ class Mask:
             f"~ of {self} is not supported, as it need not be a range of keys: give ~mask.dense(T, S) as mask"
         )
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError(f"{self} has no shape of its own: mask.dense(T, S) gives bools, mask[:T, :S] the same")
+
     def dense(self, T: int, S: int, query_offset: Any = 0) -> np.ndarray:
         """The mask as bools (T, S), for checks and other libraries; (B, 1, T, S) where a run-time value is (B,).
 
@@ -132,7 +137,7 @@ def causal(offset: Any = 0) -> Mask:
 
 def local(left: int, right: int, offset: Any = 0) -> Mask:
     """A window around the query: p + offset - left ≤ j ≤ p + offset + right, both ends kept; `offset` as `causal`'s."""
-    before, after = operator.index(left), operator.index(right)
+    before, after = _integer(left, "local: left"), _integer(right, "local: right")
     lower, sources, shown = _bound("lower", "diagonal", offset, -before)
     upper, _, _ = _bound("upper", "diagonal", offset, after)
     tail = "" if shown == "0" else f", offset={shown}"
@@ -150,7 +155,7 @@ def prefix(n: Any) -> Mask:
 
 def chunked(size: int) -> Mask:
     """Keys of the query's own chunk of `size` positions: j // size = p // size."""
-    length = operator.index(size)
+    length = _integer(size, "chunked: size")
     if length < 1:
         raise ValueError(f"chunked takes a size of at least 1; got {length}")
     length = min(length, FAR)
@@ -162,8 +167,15 @@ def segments(q_ids: Any, kv_ids: Any) -> Mask:
     """Keys that carry the query's id: packed sequences. int32 (T,) or (B, T), and (S,) or (B, S), at run time."""
     for name, ids in (("q_ids", q_ids), ("kv_ids", kv_ids)):
         if not _is_ints(ids, 1, 2):
-            raise TypeError(f"segments takes int32 ids (T,) or (B, T), and (S,) or (B, S); {name} is {_named(ids)}")
+            raise TypeError(
+                f"segments takes int32 ids (T,) or (B, T), and (S,) or (B, S); {name} is {_named(ids)}: "
+                f"give np.asarray({name}, np.int32)"
+            )
     return _mask(EVERY_KEY, (), (q_ids, kv_ids), "segments(…)")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def bind(mask: Mask) -> tuple[tuple[Clause, ...], tuple[Any, ...], tuple[Any, Any] | None]:
@@ -187,9 +199,17 @@ def _bound(side: Any, kind: Any, given: Any, addend: int = 0) -> tuple[Bound, tu
     if _is_ints(given, 0, 1) and not isinstance(given, np.generic):
         return Bound(side, kind, _near(addend), "bound0"), (given,), "…"
     if not hasattr(given, "__index__") or getattr(given, "ndim", 0):
-        raise TypeError(f"an offset, or n, is an int or an int32 array () or (B,); got {_named(given)}")
+        hint = ": give np.asarray(it, np.int32)" if isinstance(given, list | tuple) else ""
+        raise TypeError(f"an offset, or n, is an int or an int32 array () or (B,); got {_named(given)}{hint}")
     number = int(given)
     return Bound(side, kind, _near(number + addend)), (), str(number)
+
+
+def _integer(given: Any, name: str) -> int:
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name} is an integer that is compiled in; got {_named(given)}") from None
 
 
 def _is_ints(given: Any, *ndims: int) -> bool:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _run, masks
-from ._array import Array, apply, asarray, bounded, broadcast, of
+from ._array import Array, apply, bounded, broadcast, of
 from ._bind import (
     BoundCall,
+    array_of,
     bind,
     check_implementation,
     per_entry,
@@ -41,6 +42,8 @@ from .masks import Mask
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
+
+__all__ = ["Rope", "cached_attention", "dot_product_attention", "merge_attention", "rope"]
 
 ArrayLike = Any  # what asarray takes: NumPy, JAX, DLPack, numbers
 
@@ -240,17 +243,21 @@ def rope(
         >>> wgattn.nn.rope(np.ones((2, 5, 8, 64), np.float32)).shape
         (2, 5, 8, 64)
     """
-    array = asarray(x)
+    array = array_of(x, "x")
     if array.ndim not in (3, 4):
         raise ValueError(f"rope takes x as BTNH or TNH; got shape {array.shape}")
     rule = Rope(base, rotary_dim, style, dict(scaling) if isinstance(scaling, Mapping) else scaling)  # type: ignore[arg-type]
     whole = array if array.ndim == 4 else array[None]
     if positions is None:
         return apply(Rotate(rule), whole).reshape(array.shape)
-    at = asarray(positions)
+    at = array_of(positions, "positions")
     if at.dtype != int32:
         raise TypeError(f"positions must be int32; got {at.dtype.name}: cast with positions.astype(np.int32)")
     return apply(Rotate(rule, "positions"), whole, at).reshape(array.shape)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def _ranges(mask: Any, is_causal: bool, local_window_size: int | tuple[int, int] | None) -> Mask:

@@ -5,6 +5,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+import wgattn
+
 PROBE = """
 import json, sys, time
 start = time.process_time()  # of this process alone: what else the machine does is not counted
@@ -34,3 +38,16 @@ def test_no_webgpu_library_is_loaded_before_it_is_needed() -> None:
 def test_the_import_is_quick() -> None:
     imported()  # bytecode is written
     assert min(imported()["seconds"] for _ in range(5)) < 0.3
+
+
+def test_names_that_load_late_are_listed() -> None:
+    assert {"jax", "validate", "nn"} <= set(dir(wgattn))
+    assert all(getattr(wgattn, name) is not None for name in dir(wgattn))
+    with pytest.raises(AttributeError, match="wgattn has no softmax"):
+        wgattn.softmax  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["nn", "masks"])
+def test_a_public_module_lists_what_is_public(module: str) -> None:
+    part = getattr(wgattn, module)
+    assert dir(part) == part.__all__ == sorted(part.__all__)

@@ -114,6 +114,12 @@ def test_what_storage_types_refuse():
 
 
 def test_python_integers_that_fit_nowhere():
-    with pytest.raises(OverflowError, match="does not fit into int32"):
+    with pytest.raises(OverflowError, match=r"does not fit into int32; give np.uint32\(2147483648\) or a float"):
         wa.asarray(2**31)
+    with pytest.raises(OverflowError, match="does not fit into int32; give a float"):
+        wa.asarray(2**40)
     assert (wa.asarray(np.ones(2, np.float32)) * 2**40).dtype == np.float32
+
+
+def test_a_number_above_float32_is_infinite():
+    assert float(wa.asarray(1e300)) == np.inf  # and warns no more than jax does
