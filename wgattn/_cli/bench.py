@@ -14,6 +14,7 @@ from wgattn._cli import show
 from wgattn._cli.info import software_note
 from wgattn.bench.attention import Case, Pace
 from wgattn.bench.ceilings import Ceilings
+from wgattn.bench.goals import Goal, Outcome, outcomes
 from wgattn.bench.peers import chosen
 from wgattn.bench.presets import preset_for
 from wgattn.bench.report import Report, Row, merged
@@ -74,9 +75,11 @@ def shown(paths: Sequence[Path], markdown: bool, plot: Path | None) -> None:
 
 
 def markdown_lines(report: Report) -> list[str]:
-    """The ceilings and the rows as a Markdown table, for documents and issues."""
+    """The ceilings, the goals, and the rows as Markdown tables, for documents and issues."""
     lines = [f"{report.device}, {report.provider}: {ceilings_line(report.ceilings)}.", ""]
-    lines += ["| call | variant | median | rate | share | beside | error |", "|---|---|---|---|---|---|---|"]
+    lines += ["| goal | asked | measured | of it |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(goal_cells(outcome))} |" for outcome in outcomes(report)]
+    lines += ["", "| call | variant | median | rate | share | beside | error |", "|---|---|---|---|---|---|---|"]
     for row in report.rows:
         beside = "<br>".join([*_ratios(row), *_figures(row)]) if not row.failed else f"failed: {row.failed}"
         median = "" if row.median_s is None else duration(row.median_s)
@@ -85,6 +88,22 @@ def markdown_lines(report: Report) -> list[str]:
         cells = row.shape, f"`{row.variant}`" if row.variant else "", median, rate(row), share, beside, error
         lines.append(f"| {' | '.join((f'{row.command}: {cells[0]}', *cells[1:]))} |")
     return lines
+
+
+def goal_cells(outcome: Outcome) -> tuple[str, str, str, str]:
+    """A goal in words: what, how much is asked, how much was measured, and which part of what is asked that is."""
+    goal, value = outcome.goal, outcome.value
+    what = goal.of.removesuffix("_s").removesuffix("_bytes").removesuffix("_gbps").replace("_", " ")
+    asked = f"{'≤' if goal.at_most else '≥'} {_goal_amount(goal, goal.asked)}"
+    measured = outcome.reason if value is None else _goal_amount(goal, value)
+    part = "" if outcome.reached is None else "met" if outcome.reached >= 1 else f"{outcome.reached:.2f}"
+    return f"{goal.command} {outcome.call}: {what}", asked, measured, part
+
+
+def _goal_amount(goal: Goal, value: float) -> str:
+    if goal.of == "share":
+        return f"{value:.0%}"
+    return duration(value) if goal.of == "seconds" else amount(goal.of, value)
 
 
 def print_report(report: Report) -> None:
@@ -157,6 +176,8 @@ def amount(name: str, value: float) -> str:
     """A figure in the unit that its name ends with."""
     if name.endswith("_s"):
         return "-" * (value < 0) + duration(abs(value))
+    if name.endswith("_gbps"):
+        return f"{value:.3g} GB/s"
     return f"{value:,.0f} bytes" if name.endswith("_bytes") else f"{value:.2f}"
 
 

@@ -36,5 +36,6 @@ def memory_row(command: Command, workload: Workload, done: Told = str) -> Row:
         "grown_bytes": pool.reserved - before,
         "given_bytes": memory["inputs"] + memory["outputs"],
         "scores_bytes": 4 * rows * workload.S,
+        "beyond_of_scores": beyond / (4 * rows * workload.S),
     }
     return Row("memory", f"{command}, memory", workload.name, ours.variant, figures=figures)

@@ -28,6 +28,11 @@ def memory(preset: Preset) -> tuple[tuple[Command, Workload], ...]:
     return ("forward", size), ("backward", size), ("decode", _decode(preset)[0].workload)
 
 
+def copied_bytes(preset: Preset) -> int:
+    """The bytes of the copies that are timed."""
+    return {"quick": 8 << 20, "cpu": 64 << 20, "gpu": 256 << 20}[preset]
+
+
 def default_workload(profile: DeviceProfile) -> Workload:
     """A causal call with grouped heads that takes milliseconds on the adapter."""
     return _square(512 if profile.is_cpu else 2048)
@@ -56,7 +61,8 @@ def _forward(preset: Preset) -> tuple[Case, ...]:
         grouped = _square(2048)
         full = replace(grouped, K=8, causal=False)
         long = replace(_square(8192), K=8)
-        return _cases("forward", wide, grouped, full, _square(1024), replace(wide, dtype="f16"), long)
+        narrow = [replace(each, dtype=dtype) for each in (wide, grouped) for dtype in ("f16", "bf16")]
+        return _cases("forward", wide, grouped, full, long, _square(1024), *narrow)
     deep = replace(LAYER, H=128, Hv=128)
     f16 = [replace(each, dtype="f16") for each in (LAYER, deep)]
     portable = replace(LAYER, B=1, T=2048, S=2048)  # what other portable routes take too

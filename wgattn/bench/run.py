@@ -12,6 +12,7 @@ from wgattn.bench.attention import Case, Pace, Told, attention_row
 from wgattn.bench.bridge import DEFAULT as BRIDGE
 from wgattn.bench.bridge import bridge
 from wgattn.bench.ceilings import Ceilings, ceilings
+from wgattn.bench.copies import copies_row
 from wgattn.bench.first_call import cached_call_row, first_call_row
 from wgattn.bench.memory import memory_row
 from wgattn.bench.presets import Preset
@@ -69,7 +70,11 @@ def jobs_of(
     if command == "bridge":
         call = light if preset == "quick" else BRIDGE
         rounds = pace.rounds
-        return (Job(command, "host to host", call.name, lambda _, done: bridge(call, rounds, done).row()),)
+        nbytes = presets.copied_bytes(preset)
+        return (
+            Job(command, "host to host", call.name, lambda _, done: bridge(call, rounds, done).row()),
+            Job(command, "up and down", f"{nbytes >> 20} MiB", lambda _, done: copies_row(nbytes, rounds, done)),
+        )
     raise ValueError(f"no benchmark is called {command!r}: {', '.join(COMMANDS)}")
 
 
