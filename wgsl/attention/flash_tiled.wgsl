@@ -2,32 +2,62 @@
 {% include "attention/hooks.wgsl" %}
 
 // Flash, tiled: a workgroup owns TILE_Q query rows that read one key/value head, and passes over their keys once,
-// TILE_K at a time, with a running maximum a row. Q, and K and V by turns, lie in workgroup memory as float32.
-// Threads stand ACROSS × DOWN: each owns ROWS × KEYS logits, and of the same ROWS rows every ACROSS-th vec4 of the
-// output. Rows are query rows of HEADS heads of one group: row r is head r % HEADS at t + r / HEADS.
+// TILE_K at a time, with a running maximum a row. Threads stand ACROSS × DOWN. Each owns ROWS × KEYS logits, quads of
+// rows that are DOWN apart and quads of keys that are ACROSS apart, and of its rows every ACROSS-th quad of the output.
+// What threads share is float32 in workgroup memory, little at a time, so that several workgroups find room: first
+// STAGE_CHUNKS · 4 head dims of Q and K, turned, a dim a line, of which a thread reads ROWS + KEYS numbers for
+// ROWS · KEYS products; then weights, turned too, and values of STAGE_KEYS keys, a key a line.
+// In turned lines quad q lies at q ^ (line / 4 & mask): then neither writes nor reads meet many bank conflicts.
+// Rows are query rows of HEADS heads of one group: row r is head r % HEADS at t + r / HEADS.
+{% set row_quads = range(ROWS // 4) %}
+{% set key_quads = range(KEYS // 4) %}
+{% set columns = range(COLUMNS) %}
+{% set xyzw = "xyzw" %}
+{# Whether a logit takes more than its product and ranges of keys. #}
+{% set looked_up = problem.dense or problem.softcap %}
 
-// TILE_Q · Q_PITCH · 16 bytes
-var<workgroup> query_tile: array<vec4f, TILE_Q * Q_PITCH>;
-// TILE_K · KEY_VALUE_PITCH · 16 bytes: K while logits are made, then V
-var<workgroup> key_value_tile: array<vec4f, TILE_K * KEY_VALUE_PITCH>;
-// TILE_Q · WEIGHT_PITCH · 16 bytes
-var<workgroup> weight_tile: array<vec4f, TILE_Q * WEIGHT_PITCH>;
-// ACROSS · (TILE_Q + 1) · 4 bytes: a number a row and thread across, to be reduced over the row
-var<workgroup> row_scratch: array<f32, ACROSS * (TILE_Q + 1u)>;
-%% if problem.empty_rows == "mean"
-// 4 bytes: whether any row keeps no key
-var<workgroup> some_end_as_mean: atomic<u32>;
+// STAGED · 16 bytes
+var<workgroup> staged: array<vec4f, STAGED>;
+%% if not SHUFFLES
+// ACROSS · SCRATCH_PITCH · 16 bytes: a number a row and thread across, to be reduced over the row
+var<workgroup> row_scratch: array<vec4f, ACROSS * SCRATCH_PITCH>;
 %% endif
 
 %% if problem.segments
 {% include "attention/segment_ranges.wgsl" %}
 
 %% endif
+fn decay_four(x: vec4f, top: vec4f) -> vec4f {
+    return vec4f(decay(x.x, top.x), decay(x.y, top.y), decay(x.z, top.z), decay(x.w, top.w));
+}
+
 fn finish_column(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f) {
     if (chunk < VALUE_CHUNKS) {
-        finish_chunk(part, b, t, n, top, total, chunk, sum, {{ "key_value_tile[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
+        finish_chunk(part, b, t, n, top, total, chunk, sum, {{ "staged[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
     }
 }
+{# Four rows of four numbers each, as lines of which they are one quad. #}
+{% macro put_turned(at, quads) %}
+%% for d in range(4)
+                staged[{{ at }} + {{ d }}u * {{ quads }}] = vec4f(four_0.{{ xyzw[d] }}, four_1.{{ xyzw[d] }}, four_2.{{ xyzw[d] }}, four_3.{{ xyzw[d] }});
+%% endfor
+{% endmacro %}
+{# A vec4f over the rows of quad j, reduced over the threads across, which are neighbours but one in a subgroup. #}
+{% macro reduce(name, j, function) %}
+%% if SHUFFLES
+%% for step in range(1, 6)
+%% if 2 ** step <= ACROSS
+            {{ name }} = {{ function % (name, "subgroupShuffleXor(%s, %du)" % (name, 2 ** step)) }};
+%% endif
+%% endfor
+%% else
+            for (var i = 0u; i < ACROSS; i++) {
+                {{ name }} = {{ function % (name, "row_scratch[i * SCRATCH_PITCH + down + %du * DOWN]" % j) }};
+            }
+%% endif
+{% endmacro %}
+{# Row r of a thread, from the first of its workgroup. #}
+{% macro own_row(r) %}(4u * (down + {{ r }} / 4u * DOWN) + {{ r }} % 4u){% endmacro %}
 
 @compute @workgroup_size(WORKGROUP)
 fn flash_tiled(
@@ -36,40 +66,29 @@ fn flash_tiled(
     @builtin(local_invocation_index) thread: u32,
 ) {
 {% include "attention/flash_place.wgsl" %}
+    let q_rows = query_row(b, 0u, 0u);
     let k_rows = key_rows(b, k);
     let v_rows = value_rows(b, k);
-    let across = thread % ACROSS;
-    let row_first = thread / ACROSS * ROWS;
+    // Neighbours read the same keys, and the next but one the same rows: 16 bytes a thread are then read half a subgroup at once.
+    let across = thread / 2u % ACROSS;
+    let down = thread / (2u * ACROSS) * 2u + thread % 2u;
 
     let scale = query_scale(b);
-    for (var i = thread; i < TILE_Q * HEAD_CHUNKS; i += WORKGROUP) {
-        let row = i / HEAD_CHUNKS;
-        let chunk = i % HEAD_CHUNKS;
-        let t = t_first + row / HEADS;
-        let n = n_first + row % HEADS;
-        var four = vec4f();
-        if (t <= t_last && n <= n_last) {
-%% if problem.rope is not none
-            four = scale * load_query_rotated(query_row(b, t, n), chunk, position_of(b, t));
-%% else
-            four = scale * load_query(query_row(b, t, n), chunk);
-%% endif
-        }
-        query_tile[row * Q_PITCH + chunk] = four;
-    }
-
     let from_key = parameters.key_first + part * parameters.part_keys;
     let keys = block_keys(b, t_first, t_last, from_key, min(from_key + parameters.part_keys, parameters.key_end));
 %% if problem.segments
     let q_ids = query_segment_range(b, t_first, t_last);
 %% endif
 
-    var top: array<f32, ROWS>;
-    var total: array<f32, ROWS>;
-    var sums: array<array<vec4f, COLUMNS>, ROWS>;
-    for (var r = 0u; r < ROWS; r++) {
-        top[r] = MASKED;
-    }
+%% for j in row_quads
+    var top_{{ j }} = vec4f(MASKED);
+    var total_{{ j }} = vec4f();
+%% endfor
+%% for r in range(ROWS)
+%% for c in columns
+    var sum_{{ r }}_{{ c }} = vec4f();
+%% endfor
+%% endfor
     for (var tile = keys.x; tile < keys.y; tile += TILE_K) {
 %% if problem.segments
         let k_ids = key_segment_range(b, tile, min(tile + TILE_K, keys.y));
@@ -77,37 +96,65 @@ fn flash_tiled(
             continue;
         }
 %% endif
-        workgroupBarrier();
-        // Quads of keys are dealt to the threads across: key 4 · q + e lies where its thread reads without bank conflicts.
-        for (var i = thread; i < TILE_K * HEAD_CHUNKS; i += WORKGROUP) {
-            let key = i / HEAD_CHUNKS;
-            let chunk = i % HEAD_CHUNKS;
-            let s = tile + key;
-            var four = vec4f();
-            if (s < keys.y) {
-                let row = key_row_of(k_rows, b, key_slot(b, s), k);
+%% for i in range(KEYS)
+%% for j in row_quads
+        var x_{{ i }}_{{ j }} = vec4f();
+%% endfor
+%% endfor
+        for (var first = 0u; first < HEAD_CHUNKS; first += STAGE_CHUNKS) {
+            workgroupBarrier();
+            // Rows past the last are copies of it, and are not stored.
+            for (var i = thread; i < ROW_QUADS * STAGE_CHUNKS; i += WORKGROUP) {
+                let quad = i / STAGE_CHUNKS;
+                let chunk = i % STAGE_CHUNKS;
+%% for e in range(4)
+                let t_{{ e }} = min(t_first + (4u * quad + {{ e }}u) / HEADS, t_last);
+                let n_{{ e }} = min(n_first + (4u * quad + {{ e }}u) % HEADS, n_last);
+                let row_{{ e }} = q_rows + t_{{ e }} * parameters.query_t + n_{{ e }} * parameters.query_n;
 %% if problem.rope is not none
-                four = load_key_rotated(row, chunk, key_position(b, s));
+                let four_{{ e }} = scale * load_query_rotated(row_{{ e }}, first + chunk, position_of(b, t_{{ e }}));
 %% else
-                four = load_key(row, chunk);
+                let four_{{ e }} = scale * load_query(row_{{ e }}, first + chunk);
 %% endif
+%% endfor
+                let at = 4u * chunk * ROW_QUADS + (quad ^ (chunk & ROW_MASK));
+                {{ put_turned("at", "ROW_QUADS") }}
             }
-            let slot = (key / 4u / ACROSS * 4u + key % 4u) * ACROSS + key / 4u % ACROSS;
-            key_value_tile[slot * K_PITCH + chunk] = four;
-        }
-        workgroupBarrier();
-
-        var logits = array<array<f32, KEYS>, ROWS>();
-        for (var chunk = 0u; chunk < HEAD_CHUNKS; chunk++) {
-            var q = array<vec4f, ROWS>();
-            for (var r = 0u; r < ROWS; r++) {
-                q[r] = query_tile[(row_first + r) * Q_PITCH + chunk];
+            // Keys past the last are copies of it, and are masked.
+            for (var i = thread; i < KEY_QUADS * STAGE_CHUNKS; i += WORKGROUP) {
+                let quad = i / STAGE_CHUNKS;
+                let chunk = i % STAGE_CHUNKS;
+%% for e in range(4)
+                let s_{{ e }} = min(tile + 4u * quad + {{ e }}u, keys.y - 1u);
+                let row_{{ e }} = key_row_of(k_rows, b, key_slot(b, s_{{ e }}), k);
+%% if problem.rope is not none
+                let four_{{ e }} = load_key_rotated(row_{{ e }}, first + chunk, key_position(b, s_{{ e }}));
+%% else
+                let four_{{ e }} = load_key(row_{{ e }}, first + chunk);
+%% endif
+%% endfor
+                let at = KEYS_AT + 4u * chunk * KEY_QUADS + (quad ^ (chunk & KEY_MASK));
+                {{ put_turned("at", "KEY_QUADS") }}
             }
-            for (var i = 0u; i < KEYS; i++) {
-                let four = key_value_tile[(i * ACROSS + across) * K_PITCH + chunk];
-                for (var r = 0u; r < ROWS; r++) {
-                    logits[r][i] = add_dot(logits[r][i], q[r], four);
+            workgroupBarrier();
+            for (var chunk = 0u; chunk < STAGE_CHUNKS; chunk++) {
+                let q_at = 4u * chunk * ROW_QUADS + (down ^ (chunk & ROW_MASK));
+                let k_at = KEYS_AT + 4u * chunk * KEY_QUADS + (across ^ (chunk & KEY_MASK));
+%% for d in range(4)
+                {
+%% for j in row_quads
+                    let q_{{ j }} = staged[q_at + {{ d }}u * ROW_QUADS + {{ j }}u * DOWN];
+%% endfor
+%% for i in key_quads
+                    let k_{{ i }} = staged[k_at + {{ d }}u * KEY_QUADS + {{ i }}u * ACROSS];
+%% endfor
+%% for i in range(KEYS)
+%% for j in row_quads
+                    x_{{ i }}_{{ j }} = fma(vec4f(k_{{ i // 4 }}.{{ xyzw[i % 4] }}), q_{{ j }}, x_{{ i }}_{{ j }});
+%% endfor
+%% endfor
                 }
+%% endfor
             }
         }
 %% if problem.bias is none and not problem.mask
@@ -115,136 +162,197 @@ fn flash_tiled(
 %% if problem.segments
         whole = whole && q_ids.x == q_ids.y && k_ids.x == k_ids.y;
 %% endif
-        if (whole) {
-%% if problem.softcap
-            for (var r = 0u; r < ROWS; r++) {
-                for (var i = 0u; i < KEYS; i++) {
-                    logits[r][i] = capped(logits[r][i]);
-                }
-            }
 %% endif
-        } else {
+%% if looked_up
+        // A loop over what lies in registers is none: logits of a key at a time go through workgroup memory.
+        workgroupBarrier();
+        if ({{ "true" if problem.bias is not none or problem.mask or problem.softcap else "!whole" }}) {
+%% for i in range(KEYS)
+            {
+                let s = tile + 4u * (across + {{ i // 4 }}u * ACROSS) + {{ i % 4 }}u;
+%% for j in row_quads
+                staged[thread + {{ j }}u * WORKGROUP] = x_{{ i }}_{{ j }};
+%% endfor
+                for (var r = 0u; r < ROWS; r++) {
+                    let t = min(t_first + {{ own_row("r") }} / HEADS, t_last);
+                    let n = min(n_first + {{ own_row("r") }} % HEADS, n_last);
+                    let at = thread + r / 4u * WORKGROUP;
+                    let product = staged[at][r % 4u];
+                    var x = MASKED;
+%% if problem.softcap and problem.bias is none and not problem.mask
+                    if (whole) {
+                        x = capped(product);
+                    } else if (s < keys.y) {
 %% else
-        {
+                    if (s < keys.y) {
 %% endif
+                        x = logit(product, b, n, t, s, kept_keys(b, t));
+                    }
+                    staged[at][r % 4u] = x;
+                }
+%% for j in row_quads
+                x_{{ i }}_{{ j }} = staged[thread + {{ j }}u * WORKGROUP];
+%% endfor
+            }
+%% endfor
+        }
+%% else
+        if (!whole) {
+%% for i in range(KEYS)
+            let s_{{ i }} = tile + 4u * (across + {{ i // 4 }}u * ACROSS) + {{ i % 4 }}u;
+            let there_{{ i }} = s_{{ i }} < keys.y && key_there(b, s_{{ i }});
+            let position_{{ i }} = key_position(b, s_{{ i }});
+%% endfor
 %% for r in range(ROWS)
             {
-                let t = min(t_first + (row_first + {{ r }}u) / HEADS, t_last);
-                let n = min(n_first + (row_first + {{ r }}u) % HEADS, n_last);
-                let kept = kept_keys(b, t);
+                let kept = kept_keys(b, min(t_first + {{ own_row("%du" % r) }} / HEADS, t_last));
 %% for i in range(KEYS)
-                let s_{{ i }} = tile + ({{ i // 4 }}u * ACROSS + across) * 4u + {{ i % 4 }}u;
-                if (s_{{ i }} < keys.y) {
-                    logits[{{ r }}][{{ i }}] = logit(logits[{{ r }}][{{ i }}], b, n, t, s_{{ i }}, kept);
-                } else {
-                    logits[{{ r }}][{{ i }}] = MASKED;
+                if (!(there_{{ i }} && in_range(kept, position_{{ i }}))) {
+                    x_{{ i }}_{{ r // 4 }}.{{ xyzw[r % 4] }} = MASKED;
                 }
 %% endfor
             }
 %% endfor
         }
-        for (var r = 0u; r < ROWS; r++) {
-            var high = logits[r][0];
-            for (var i = 1u; i < KEYS; i++) {
-                high = max(high, logits[r][i]);
-            }
-            row_scratch[across * (TILE_Q + 1u) + row_first + r] = high;
-        }
+%% endif
 
+%% for j in row_quads
+        var high_{{ j }} = x_0_{{ j }};
+%% for i in range(1, KEYS)
+        high_{{ j }} = max(high_{{ j }}, x_{{ i }}_{{ j }});
+%% endfor
+%% if not SHUFFLES
+        row_scratch[across * SCRATCH_PITCH + down + {{ j }}u * DOWN] = high_{{ j }};
+%% endif
+%% endfor
         workgroupBarrier();
-        for (var i = thread; i < TILE_K * VALUE_CHUNKS; i += WORKGROUP) {
-            let key = i / VALUE_CHUNKS;
-            let chunk = i % VALUE_CHUNKS;
-            let s = tile + key;
-            var four = vec4f();
-            if (s < keys.y && key_there(b, s)) {
-                four = load_value(value_row_of(v_rows, b, key_slot(b, s), k), chunk);
+%% for j in row_quads
+        {
+            {{ reduce("high_%d" % j, j, "max(%s, %s)") }}
+            // A maximum is followed where it grew much: weights stay far from overflow, and rescaling is rare.
+            if (any(high_{{ j }} > top_{{ j }} + SLACK)) {
+                high_{{ j }} = max(high_{{ j }}, top_{{ j }});
+                let fade = decay_four(top_{{ j }}, high_{{ j }});
+                top_{{ j }} = high_{{ j }};
+                total_{{ j }} *= fade;
+%% for e in range(4)
+%% for c in columns
+                sum_{{ 4 * j + e }}_{{ c }} *= fade.{{ xyzw[e] }};
+%% endfor
+%% endfor
             }
-            key_value_tile[key * V_PITCH + chunk] = four;
-        }
-        for (var r = 0u; r < ROWS; r++) {
-            var high = top[r];
-            for (var i = 0u; i < ACROSS; i++) {
-                high = max(high, row_scratch[i * (TILE_Q + 1u) + row_first + r]);
-            }
-            let fade = decay(top[r], high);
-            top[r] = high;
-            var sum = vec4f();
-            for (var i = 0u; i < KEYS; i += 4u) {
-                let four = vec4f(
-                    weight(logits[r][i], high),
-                    weight(logits[r][i + 1u], high),
-                    weight(logits[r][i + 2u], high),
-                    weight(logits[r][i + 3u], high),
-                );
-                weight_tile[(row_first + r) * WEIGHT_PITCH + i / 4u * ACROSS + across] = four;
-                sum += four;
-            }
+            // Where no key was kept yet, what is masked is far below 0 too.
+            let base = select(top_{{ j }}, vec4f(), top_{{ j }} == vec4f(MASKED));
+            var own = vec4f();
+%% for i in range(KEYS)
+            x_{{ i }}_{{ j }} = decay_four(x_{{ i }}_{{ j }}, base);
+            own += x_{{ i }}_{{ j }};
+%% endfor
             // Each thread keeps the sum over its own keys; they are joined after the last tile.
-            total[r] = total[r] * fade + (sum.x + sum.y) + (sum.z + sum.w);
-            for (var c = 0u; c < COLUMNS; c++) {
-                sums[r][c] *= fade;
-            }
+            total_{{ j }} += own;
         }
-        workgroupBarrier();
+%% endfor
 
-        for (var quad = 0u; quad < TILE_K / 4u; quad++) {
-            var w = array<vec4f, ROWS>();
-            for (var r = 0u; r < ROWS; r++) {
-                w[r] = weight_tile[(row_first + r) * WEIGHT_PITCH + quad];
+        for (var first = 0u; first < TILE_K; first += STAGE_KEYS) {
+%% if STAGE_KEYS < TILE_K
+            if (first > 0u) {
+                workgroupBarrier();
             }
-            for (var c = 0u; c < COLUMNS; c++) {
-                let at = quad * 4u * V_PITCH + c * ACROSS + across;
-                let v0 = key_value_tile[at];
-                let v1 = key_value_tile[at + V_PITCH];
-                let v2 = key_value_tile[at + 2u * V_PITCH];
-                let v3 = key_value_tile[at + 3u * V_PITCH];
-                for (var r = 0u; r < ROWS; r++) {
-                    let first_two = fma(vec4f(w[r].x), v0, fma(vec4f(w[r].y), v1, sums[r][c]));
-                    sums[r][c] = fma(vec4f(w[r].z), v2, fma(vec4f(w[r].w), v3, first_two));
+%% endif
+            for (var i = thread; i < STAGE_KEYS * VALUE_CHUNKS; i += WORKGROUP) {
+                let line = i / VALUE_CHUNKS;
+                let chunk = i % VALUE_CHUNKS;
+                let s = min(tile + first + line, keys.y - 1u);
+                var four = load_value(value_row_of(v_rows, b, key_slot(b, s), k), chunk);
+%% if problem.paged
+                if (!key_there(b, s)) {
+                    four = vec4f();
+                }
+%% endif
+                staged[VALUES_AT + line * VALUE_PITCH + chunk] = four;
+            }
+            // The weights of these keys, by the threads that made them.
+%% for i in key_quads
+            {
+                let quad = across + {{ i }}u * ACROSS - first / 4u;
+                if (quad < STAGE_KEYS / 4u) {
+                    let at = 4u * quad * ROW_QUADS + (down ^ (quad & ROW_MASK));
+%% for e in range(4)
+%% for j in row_quads
+                    staged[at + {{ e }}u * ROW_QUADS + {{ j }}u * DOWN] = x_{{ 4 * i + e }}_{{ j }};
+%% endfor
+%% endfor
                 }
             }
+%% endfor
+            workgroupBarrier();
+            for (var quad = 0u; quad < STAGE_KEYS / 4u; quad++) {
+                let w_at = 4u * quad * ROW_QUADS + (down ^ (quad & ROW_MASK));
+                let v_at = VALUES_AT + 4u * quad * VALUE_PITCH + across;
+%% for e in range(4)
+                {
+%% for j in row_quads
+                    let w_{{ j }} = staged[w_at + {{ e }}u * ROW_QUADS + {{ j }}u * DOWN];
+%% endfor
+%% for c in columns
+                    let v_{{ c }} = staged[v_at + {{ e }}u * VALUE_PITCH + {{ c }}u * ACROSS];
+%% endfor
+%% for r in range(ROWS)
+%% for c in columns
+                    sum_{{ r }}_{{ c }} = fma(vec4f(w_{{ r // 4 }}.{{ xyzw[r % 4] }}), v_{{ c }}, sum_{{ r }}_{{ c }});
+%% endfor
+%% endfor
+                }
+%% endfor
+            }
         }
     }
 
-    for (var r = 0u; r < ROWS; r++) {
-        row_scratch[across * (TILE_Q + 1u) + row_first + r] = total[r];
-    }
+%% if not SHUFFLES
     workgroupBarrier();
-    for (var r = 0u; r < ROWS; r++) {
-        var sum = 0.0;
-        for (var i = 0u; i < ACROSS; i++) {
-            sum += row_scratch[i * (TILE_Q + 1u) + row_first + r];
-        }
-        total[r] = sum;
-    }
+%% for j in row_quads
+    row_scratch[across * SCRATCH_PITCH + down + {{ j }}u * DOWN] = total_{{ j }};
+    total_{{ j }} = vec4f();
+%% endfor
+    workgroupBarrier();
+%% endif
+%% for j in row_quads
+    {{ reduce("total_%d" % j, j, "%s + %s") }}
+%% endfor
+%% for r in range(ROWS)
+    let t_{{ r }} = t_first + {{ own_row("%du" % r) }} / HEADS;
+    let n_{{ r }} = n_first + {{ own_row("%du" % r) }} % HEADS;
+%% endfor
 %% if problem.empty_rows == "mean"
-    // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once, where K and V lay.
-    for (var r = 0u; r < ROWS; r++) {
-        let t = t_first + (row_first + r) / HEADS;
-        if (t <= t_last && ends_as_mean(b, t, total[r])) {
-            atomicStore(&some_end_as_mean, 1u);
-        }
+    // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once, if there is such a row.
+    var some_end_as_mean = false;
+%% for r in range(ROWS)
+    some_end_as_mean = some_end_as_mean || (t_{{ r }} <= t_last && ends_as_mean(b, t_{{ r }}, total_{{ r // 4 }}.{{ xyzw[r % 4] }}));
+%% endfor
+    workgroupBarrier();
+    if (across == 0u) {
+        staged[down] = vec4f(select(0.0, 1.0, some_end_as_mean));
     }
     workgroupBarrier();
-    if (atomicLoad(&some_end_as_mean) != 0u) {
+    for (var i = 0u; i < DOWN; i++) {
+        some_end_as_mean = some_end_as_mean || staged[i].x != 0.0;
+    }
+    workgroupBarrier();
+    if (some_end_as_mean) {
         for (var chunk = thread; chunk < VALUE_CHUNKS; chunk += WORKGROUP) {
-            key_value_tile[chunk] = sum_for_mean(part, b, k, chunk);
+            staged[chunk] = sum_for_mean(part, b, k, chunk);
         }
     }
     workgroupBarrier();
 %% endif
 %% for r in range(ROWS)
-    {
-        let t = t_first + (row_first + {{ r }}u) / HEADS;
-        let n = n_first + (row_first + {{ r }}u) % HEADS;
-        if (t <= t_last && n <= n_last) {
-%% for c in range(COLUMNS)
-            finish_column(part, b, t, n, top[{{ r }}], total[{{ r }}], {{ c }}u * ACROSS + across, sums[{{ r }}][{{ c }}]);
+    if (t_{{ r }} <= t_last && n_{{ r }} <= n_last) {
+%% set row = "top_%d.%s, total_%d.%s" % (r // 4, xyzw[r % 4], r // 4, xyzw[r % 4])
+%% for c in columns
+        finish_column(part, b, t_{{ r }}, n_{{ r }}, {{ row }}, {{ c }}u * ACROSS + across, sum_{{ r }}_{{ c }});
 %% endfor
-            if (across == 0u) {
-                finish_row(part, b, t, n, top[{{ r }}], total[{{ r }}]);
-            }
+        if (across == 0u) {
+            finish_row(part, b, t_{{ r }}, n_{{ r }}, {{ row }});
         }
     }
 %% endfor

@@ -1,4 +1,4 @@
-"""Flash, tiled: a workgroup a block of query rows, K and V staged in workgroup memory by turns. For prefill on GPUs."""
+"""Flash, tiled: a workgroup a block of query rows, with tiles of logits in registers. For prefill on GPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +16,20 @@ MAX_DIM = 256
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a workgroup's threads stand: `across` × `down`, each with `rows` × `keys` logits (`keys` a multiple of 4).
+    """How a workgroup's threads stand: `across` × `down`, powers of two from 2 on, each with `rows` × `keys` logits,
+    multiples of 4.
 
-    `from_dim`: the head dim from which it is faster than those behind it in TILES.
+    `dims`: the head dims of Q and K that are staged at a time, at most. `from_dim`, `to_dim`: the head dims that it is
+    for, where another tile fits too.
     """
 
     across: int
     down: int
     rows: int
     keys: int
+    dims: int = 32
     from_dim: int = 0
+    to_dim: int = MAX_DIM
 
     @property
     def q(self) -> int:
@@ -39,49 +43,78 @@ class Tile:
     def threads(self) -> int:
         return self.across * self.down
 
+    @property
+    def scratch_pitch(self) -> int:
+        """vec4 from one thread across to the next; odd, so that they meet no bank conflict."""
+        return self.q // 4 + 1
+
     def columns(self, problem: AttentionProblem) -> int:
         """vec4 of the output that a thread owns in each of its rows."""
         return -(-problem.value_dim // 4 // self.across)
 
-    def pitches(self, problem: AttentionProblem) -> dict[str, int]:
-        """vec4 from one row to the next. K's and the weights' are odd, so that threads across meet no bank conflict."""
-        k_pitch, v_pitch = problem.head_dim // 4 + 1, self.columns(problem) * self.across
+    def registers(self, problem: AttentionProblem) -> int:
+        """32-bit registers of a thread that hold its sums and logits."""
+        return self.rows * (4 * self.columns(problem) + self.keys)
+
+    def stages(self, problem: AttentionProblem) -> dict[str, int]:
+        """What is staged at a time, in vec4: head dims of Q and K, then weights and values of as many keys as fit."""
+        chunks = problem.head_dim // 4
+        at_a_time = max(n for n in range(1, chunks + 1) if chunks % n == 0 and 4 * n <= self.dims)
+        pitch = self.columns(problem) * self.across
+        a_key = self.q // 4 + pitch
+        staged = max(at_a_time * (self.q + self.k), 4 * a_key, self.threads * self.rows // 4)
+        keys = self.k
+        while keys * a_key > staged:
+            keys //= 2
         return {
-            "Q_PITCH": problem.head_dim // 4 + 1,
-            "K_PITCH": k_pitch,
-            "V_PITCH": v_pitch,
-            "KEY_VALUE_PITCH": max(k_pitch, v_pitch),
-            "WEIGHT_PITCH": self.k // 4 + 1,
+            "STAGED": staged,
+            "STAGE_CHUNKS": at_a_time,
+            "KEYS_AT": at_a_time * self.q,
+            "STAGE_KEYS": keys,
+            "VALUES_AT": keys * self.q // 4,
+            "VALUE_PITCH": pitch,
         }
 
-    def workgroup_bytes(self, problem: AttentionProblem) -> int:
-        """Q, then K or V, the weights, a number a row and thread across, and a flag."""
-        pitch = self.pitches(problem)
-        quads = self.q * pitch["Q_PITCH"] + self.k * pitch["KEY_VALUE_PITCH"] + self.q * pitch["WEIGHT_PITCH"]
-        return quads * 16 + (self.across * (self.q + 1) + 1) * 4
+    def shuffles(self, profile: DeviceProfile) -> bool:
+        """Whether the threads that share a row are sure to be in one subgroup."""
+        return 2 * self.across <= profile.team
+
+    def workgroup_bytes(self, problem: AttentionProblem, profile: DeviceProfile) -> int:
+        """What is staged; without shuffles, a number a row and thread across."""
+        scratch = 0 if self.shuffles(profile) else self.across * self.scratch_pitch
+        return (self.stages(problem)["STAGED"] + scratch) * 16
 
 
-# Fastest first. A thread's sums (rows × columns vec4) must stay in registers: MAX_SUMS of them at most.
+# Fastest first. NVIDIA's drivers give the workgroups of a multiprocessor 48 KiB together, so that what one needs
+# decides how many there are at a time.
 TILES = (
-    Tile(8, 16, 4, 4),
-    Tile(4, 16, 4, 4, from_dim=96),
+    Tile(16, 8, 8, 4, from_dim=64),
+    Tile(8, 8, 8, 8, dims=16),
+    Tile(16, 8, 8, 8, dims=16),
+    Tile(16, 8, 8, 4, dims=16),
+    Tile(16, 16, 4, 4),
+    Tile(16, 8, 4, 4),
     Tile(8, 8, 4, 4),
-    Tile(8, 8, 2, 4),
-    Tile(4, 8, 2, 4),
-    Tile(8, 8, 1, 4),
-    Tile(4, 8, 1, 4),
-    Tile(2, 8, 1, 4),
-    Tile(2, 4, 1, 4),
+    Tile(16, 4, 4, 4),
+    Tile(8, 4, 4, 4),
+    Tile(4, 4, 4, 4),
 )
-MAX_SUMS = 32
+MOST_REGISTERS = 160  # of 255 that a thread may have
+SLACK = 8.0  # how far a logit may lie above the running maximum
 FEW_ROWS = 16  # rows of a tile that are enough where T is at most 16
+CPU_LOGITS = 16  # of a thread on a CPU adapter, where the text of larger tiles takes seconds to compile
 
 
 def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
     """The first tile that fits the device, or None. Tuned by `flash_tiled_h64` and so on, a place in TILES."""
     fitting = _fitting(problem, profile)
-    rule = next((tile for tile in fitting.values() if tile.from_dim <= problem.head_dim), None)
+    rule = next((tile for tile in fitting.values() if _is_for(tile, problem, profile)), None)
     return fitting.get(profile.constant(tuned_name(name, problem)), rule)
+
+
+def _is_for(tile: Tile, problem: AttentionProblem, profile: DeviceProfile) -> bool:
+    small = tile.rows * tile.keys <= CPU_LOGITS
+    return tile.from_dim <= problem.head_dim <= tile.to_dim and (small or not profile.is_cpu)
 
 
 def _fitting(problem: AttentionProblem, profile: DeviceProfile) -> dict[int, Tile]:
@@ -89,9 +122,9 @@ def _fitting(problem: AttentionProblem, profile: DeviceProfile) -> dict[int, Til
     return {
         place: tile
         for place, tile in enumerate(TILES)
-        if tile.workgroup_bytes(problem) <= profile.limits.workgroup_bytes
+        if tile.workgroup_bytes(problem, profile) <= profile.limits.workgroup_bytes
         and tile.threads <= profile.limits.invocations
-        and tile.rows * tile.columns(problem) <= MAX_SUMS
+        and tile.registers(problem) <= MOST_REGISTERS
         and (problem.queries not in ("one", "few") or tile.q <= FEW_ROWS)
     }
 
@@ -108,7 +141,7 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if max(problem.head_dim, problem.value_dim) > MAX_DIM:
         return unsupported(f"head dims above {MAX_DIM} are not tiled")
     if tile_of(problem, profile) is None:
-        least = TILES[-1].workgroup_bytes(problem)
+        least = TILES[-1].workgroup_bytes(problem, profile)
         return unsupported(
             f"its least tile needs {least:,} bytes of workgroup memory, of {profile.limits.workgroup_bytes:,} there"
         )
@@ -127,7 +160,13 @@ def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
     tile = _tile(problem, profile)
     heads = heads_of(problem, tile)
-    own = (f"q{tile.q}k{tile.k}", f"t{tile.rows}x{tile.keys}", *((f"n{heads}",) if heads > 1 else ()))
+    shuffles, stages = tile.shuffles(profile), tile.stages(problem)
+    own = (
+        f"q{tile.q}k{tile.k}",
+        f"t{tile.rows}x{tile.keys}",
+        f"d{4 * stages['STAGE_CHUNKS']}" + ("s" if shuffles else ""),
+        *((f"n{heads}",) if heads > 1 else ()),
+    )
     return Variant(
         family=name,
         name=variant_name(name, problem, partial, *own),
@@ -136,21 +175,30 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             *constants(problem, partial),
             ("WORKGROUP", tile.threads),
             ("ACROSS", tile.across),
+            ("DOWN", tile.down),
             ("ROWS", tile.rows),
             ("KEYS", tile.keys),
             ("TILE_Q", tile.q),
             ("TILE_K", tile.k),
+            ("ROW_QUADS", tile.q // 4),
+            ("KEY_QUADS", tile.k // 4),
+            ("ROW_MASK", min(tile.down, 8) - 1),
+            ("KEY_MASK", min(tile.across, 8) - 1),
             ("HEADS", heads),
             ("TILE_T", tile.q // heads),
             ("HEAD_CHUNKS", problem.head_dim // 4),
             ("VALUE_CHUNKS", problem.value_dim // 4),
             ("COLUMNS", tile.columns(problem)),
-            *tile.pitches(problem).items(),
+            *stages.items(),
+            ("SHUFFLES", shuffles),
+            ("SCRATCH_PITCH", tile.scratch_pitch),
+            ("SLACK", SLACK),
         ),
         bindings=bindings(problem, partial),
         parameters=parameters(problem),
-        workgroup_bytes=tile.workgroup_bytes(problem),
-        reason=f"tiles of {tile.q} rows and {tile.k} keys in workgroup memory",
+        workgroup_bytes=tile.workgroup_bytes(problem, profile),
+        features=frozenset({"subgroup"}) if shuffles else frozenset(),
+        reason=f"tiles of {tile.q} rows and {tile.k} keys, each thread with {tile.rows} × {tile.keys} logits",
     )
 
 
@@ -179,16 +227,16 @@ def _max_keys(problem: AttentionProblem, tile: Tile, profile: DeviceProfile) -> 
     turns = profile.limits.loop_turns
     if turns is None:
         return None
-    head, value = problem.head_dim // 4, problem.value_dim // 4
-    columns, rows, keys = tile.columns(problem), tile.rows, tile.keys
-    staged = -(-tile.k * head // tile.threads) + -(-tile.k * value // tile.threads)
-    scores = head * (1 + rows + keys * (1 + rows)) + rows * (2 + 2 * keys + tile.across + keys // 4 + columns)
-    output = tile.k // 4 * (1 + rows + columns * (1 + rows))
-    a_tile = 1 + staged + scores + output + (tile.k if problem.segments else 0)
+    stages = tile.stages(problem)
+    chunks, keys, value = stages["STAGE_CHUNKS"], stages["STAGE_KEYS"], problem.value_dim // 4
+    staged = -(-tile.q // 4 * chunks // tile.threads) + -(-tile.k // 4 * chunks // tile.threads)
+    if problem.rope == "half":
+        staged *= 17  # elements of a rotated chunk are found one by one
+    logits = problem.head_dim // 4 // chunks * (1 + staged + chunks) + tile.rows // 4 * tile.across
+    output = tile.k // keys * (1 + -(-keys * value // tile.threads) + keys // 4)
+    a_tile = 1 + logits + output + tile.keys * (1 + tile.rows) + (tile.k if problem.segments else 0)
     if problem.paged:
         a_tile += tile.k // 8  # pages, each of which may have no key
-    if problem.rope == "half":
-        a_tile += 4 * -(-tile.k * head // tile.threads)
     if problem.empty_rows == "mean":
         a_tile += -(-value // tile.threads) * tile.k // 8 * 9
     return max((turns - 4096) // a_tile, 1) * tile.k
