@@ -167,6 +167,7 @@ class Array:
 
     @property
     def T(self) -> "Array":
+        """The axes in reverse order."""
         return self.transpose()
 
     def __getitem__(self, index: Any) -> "Array":
@@ -194,6 +195,7 @@ class Array:
         return self if order == tuple(range(self.ndim)) else apply(Transpose(order), self)
 
     def swapaxes(self, axis1: int, axis2: int) -> "Array":
+        """Two axes exchanged, as (B, N, T, H) becomes (B, T, N, H)."""
         order = list(range(self.ndim))
         a, b = axis_of(axis1, self.ndim), axis_of(axis2, self.ndim)
         order[a], order[b] = b, a

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Array:
     """Arrays of one shape but for `axis`, one after the other along it, in the dtype they promote to.
 
+    Raises ValueError for no arrays, and for shapes that differ elsewhere.
+
     Example:
         >>> wgattn.concatenate([np.ones((2, 1)), np.ones((2, 3))], axis=1).shape
         (2, 4)
@@ -41,7 +43,14 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Array:
 
 
 def where(condition: Any, x: Any, y: Any) -> Array:
-    """x where `condition` (bool) holds, else y; all three broadcast."""
+    """x where `condition` (bool) holds, else y: all three broadcast, x and y in the dtype they promote to.
+
+    Raises TypeError for a condition that is not bool.
+
+    Example:
+        >>> x = wgattn.asarray(np.array([-1.0, 2.0], np.float32)); np.asarray(wgattn.where(x > 0, x, 0)).tolist()
+        [0.0, 2.0]
+    """
     chosen = asarray(condition)
     if chosen.dtype != bool_:
         raise TypeError(f"the condition of where must be bool; got {chosen.dtype.name}: compare it, as in c != 0")
@@ -51,17 +60,36 @@ def where(condition: Any, x: Any, y: Any) -> Array:
 
 
 def exp(x: Any) -> Array:
-    """e to the power of each element; integers give float32."""
+    """e to the power of each element, in the dtype of a float x; integers and bools give float32.
+
+    Example:
+        >>> np.asarray(wgattn.exp(np.zeros(2, np.float32))).tolist()
+        [1.0, 1.0]
+    """
     return elementwise("exp", asarray(x))
 
 
 def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
-    """The sum over `axis` (all unless given) of a float array, in its dtype, added up in float32 in a fixed order."""
+    """The sum over `axis` (all unless given) of a float array, in its dtype, added up in float32 in a fixed order.
+
+    Raises TypeError for integers and bools, ValueError for an axis that is not there or given twice.
+
+    Example:
+        >>> np.asarray(wgattn.sum(np.ones((2, 3), np.float32), axis=1)).tolist()
+        [3.0, 3.0]
+    """
     return _sum(asarray(x), axis, keepdims, mean=False)
 
 
 def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
-    """The mean over `axis` (all unless given), computed in float32; of integers and bools it is float32."""
+    """The mean over `axis` (all unless given), computed in float32, in the dtype of a float x; else it is float32.
+
+    Raises ValueError for an axis that is not there or given twice.
+
+    Example:
+        >>> float(wgattn.mean(np.arange(4)))
+        1.5
+    """
     array = asarray(x)
     return _sum(array if is_float(array.dtype) else array.astype(float32), axis, keepdims, mean=True)
 
@@ -82,7 +110,16 @@ def _sum(x: Array, axis: Any, keepdims: bool, mean: bool) -> Array:
 
 
 def repeat(x: Any, repeats: int, axis: int | None = None) -> Array:
-    """Each element of `axis` `repeats` times in a row, as numpy.repeat; without `axis` of x made flat."""
+    """Each element of `axis` `repeats` times in a row, as numpy.repeat; without `axis` of x made flat.
+
+    Key and value heads that are repeated for an attention call are read once for their group, and never copied.
+
+    Raises TypeError for counts that differ by element, ValueError for a negative one.
+
+    Example:
+        >>> wgattn.repeat(np.ones((2, 7, 2, 64), np.float32), 4, axis=2).shape
+        (2, 7, 8, 64)
+    """
     array = asarray(x)
     if getattr(repeats, "ndim", 0) or isinstance(repeats, list | tuple):
         raise TypeError("repeat takes one integer for repeats; counts that differ by element are not taken")
@@ -93,13 +130,27 @@ def repeat(x: Any, repeats: int, axis: int | None = None) -> Array:
 
 
 def broadcast_to(x: Any, shape: int | list[int] | tuple[int, ...]) -> Array:
-    """x repeated along axes that it lacks or has once, without a copy."""
+    """x repeated along axes that it lacks or has once, without a copy.
+
+    Raises ValueError for a shape that x does not broadcast to.
+
+    Example:
+        >>> wgattn.broadcast_to(np.ones((1, 3), np.float32), (2, 4, 3)).shape
+        (2, 4, 3)
+    """
     sizes = shape if isinstance(shape, list | tuple) else (shape,)
     return broadcast(asarray(x), tuple(operator.index(n) for n in sizes))
 
 
 def device_put(x: Any) -> Array:
-    """`asarray`, with the bytes on the device when it returns."""
+    """`asarray`, with the bytes on the device when it returns. What is donated to a jitted function is made so.
+
+    Raises AdapterNotFoundError without a device, OutOfDeviceMemoryError where the bytes do not fit.
+
+    Example:
+        >>> wgattn.device_put(np.ones(3, np.float32)).is_ready()
+        True
+    """
     array = asarray(x)
     _run.force([(array._step, array._result)], "device_put")
     _run.stored(array._step, array._result)
@@ -107,7 +158,14 @@ def device_put(x: Any) -> Array:
 
 
 def devices() -> "tuple[AdapterInfo, ...]":
-    """The adapters of this machine, without making a device; empty where there is no driver."""
+    """The adapters of this machine, without making a device; empty where there is no driver.
+
+    Each has `index`, `name`, `kind` ("discrete", "integrated", "cpu" or "unknown"), `backend` and `driver`.
+
+    Example:
+        >>> [adapter.index for adapter in wgattn.devices()][:1]
+        [0]
+    """
     from ._runtime import list_adapters
 
     return list_adapters()

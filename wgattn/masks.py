@@ -118,7 +118,12 @@ class Mask:
 
 
 def full() -> Mask:
-    """Every key."""
+    """Every key.
+
+    Example:
+        >>> full() & causal()
+        causal()
+    """
     return Mask()
 
 
@@ -136,7 +141,14 @@ def causal(offset: Any = 0) -> Mask:
 
 
 def local(left: int, right: int, offset: Any = 0) -> Mask:
-    """A window around the query: p + offset - left ≤ j ≤ p + offset + right, both ends kept; `offset` as `causal`'s."""
+    """A window around the query: p + offset - left ≤ j ≤ p + offset + right, both ends kept; `offset` as `causal`'s.
+
+    A negative size puts that end on the query's other side. Raises TypeError for sizes that are no integers.
+
+    Example:
+        >>> local(1, 0).dense(3, 3).astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    """
     before, after = _integer(left, "local: left"), _integer(right, "local: right")
     lower, sources, shown = _bound("lower", "diagonal", offset, -before)
     upper, _, _ = _bound("upper", "diagonal", offset, after)
@@ -148,13 +160,24 @@ def prefix(n: Any) -> Mask:
     """The first n keys: j < n, for every row. `n` is an int, or a run-time int32 array () or (B,).
 
     Prefix-LM is `prefix(n) | causal()`.
+
+    Example:
+        >>> (prefix(2) | causal()).dense(3, 3).astype(int).tolist()
+        [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
     """
     upper, sources, shown = _bound("upper", "constant", n, -1)
     return _mask(((upper,),), sources, None, f"prefix({shown})")
 
 
 def chunked(size: int) -> Mask:
-    """Keys of the query's own chunk of `size` positions: j // size = p // size."""
+    """Keys of the query's own chunk of `size` positions: j // size = p // size.
+
+    Raises TypeError for a size that is no integer, ValueError for one below 1.
+
+    Example:
+        >>> chunked(2).dense(3, 4).astype(int).tolist()
+        [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1]]
+    """
     length = _integer(size, "chunked: size")
     if length < 1:
         raise ValueError(f"chunked takes a size of at least 1; got {length}")
@@ -164,7 +187,14 @@ def chunked(size: int) -> Mask:
 
 
 def segments(q_ids: Any, kv_ids: Any) -> Mask:
-    """Keys that carry the query's id: packed sequences. int32 (T,) or (B, T), and (S,) or (B, S), at run time."""
+    """Keys that carry the query's id: packed sequences. int32 (T,) or (B, T), and (S,) or (B, S), at run time.
+
+    Ids are compared in the kernel, and tiles whose ranges of ids do not meet are skipped. Raises TypeError for others.
+
+    Example:
+        >>> ids = np.array([0, 0, 1], np.int32); segments(ids, ids).dense(3, 3).astype(int).tolist()
+        [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    """
     for name, ids in (("q_ids", q_ids), ("kv_ids", kv_ids)):
         if not _is_ints(ids, 1, 2):
             raise TypeError(

@@ -237,7 +237,10 @@ def rope(
         scaling: a factor that positions are divided by, or a mapping with `rule` "linear", "llama3" or "yarn" and its
             parameters under the names of published configurations.
 
-    A `rope` whose result goes into `dot_product_attention` is done there, while query and key are read.
+    A `rope` whose result goes into `dot_product_attention` is done there, while query and key are read. It has a
+    gradient by x.
+
+    Raises ValueError for shapes and parameters that do not fit, TypeError for dtypes; both when called.
 
     Example:
         >>> wgattn.nn.rope(np.ones((2, 5, 8, 64), np.float32)).shape
@@ -246,7 +249,7 @@ def rope(
     array = array_of(x, "x")
     if array.ndim not in (3, 4):
         raise ValueError(f"rope takes x as BTNH or TNH; got shape {array.shape}")
-    rule = Rope(base, rotary_dim, style, dict(scaling) if isinstance(scaling, Mapping) else scaling)  # type: ignore[arg-type]
+    rule = Rope(base, rotary_dim, style, scaling)
     whole = array if array.ndim == 4 else array[None]
     if positions is None:
         return apply(Rotate(rule), whole).reshape(array.shape)

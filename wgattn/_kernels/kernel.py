@@ -81,9 +81,6 @@ class Variant:
         """This variant with the families that were passed over, and why."""
         return replace(self, passed=passed, reason=reason or self.reason)
 
-    def constant(self, name: str):
-        return dict(self.constants)[name]
-
 
 @dataclass(frozen=True, slots=True)
 class Operand:

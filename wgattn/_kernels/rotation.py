@@ -6,6 +6,7 @@ any int32 position is served by 6,144 rows, and a position below 4096 reads its 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -21,22 +22,29 @@ Style = Literal["half", "interleaved"]
 class Rope:
     """The parameters of a rotary embedding; `wgattn.nn.rope` says what each means.
 
-    Source: Su et al., "RoFormer" (2021); scaling rules `llama3` (Llama 3.1) and `yarn` (Peng et al., 2023).
+    `rope=` of an attention call takes one, and rotates query and key while they are read. Source: Su et al.,
+    "RoFormer" (2021); scaling rules `llama3` (Llama 3.1) and `yarn` (Peng et al., 2023).
+
+    Raises ValueError for parameters that are out of range, or that a scaling rule lacks or does not know.
+
+    Example:
+        >>> wgattn.nn.Rope(base=500_000.0, rotary_dim=32).rotated(64)
+        32
     """
 
     base: float = 10000.0
     rotary_dim: int | None = None
     style: Style = "half"
-    scaling: tuple[tuple[str, float | str], ...] | float | None = None
+    scaling: Mapping[str, float | str] | tuple[tuple[str, float | str], ...] | float | None = None  # a tuple once made
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (math.isfinite(self.base) and self.base > 0):
             raise ValueError(f"rope base must be finite and above 0; got {self.base}")
         if self.style not in ("half", "interleaved"):
             raise ValueError(f'rope style is "half" or "interleaved"; got {self.style!r}')
         if self.rotary_dim is not None and (self.rotary_dim < 2 or self.rotary_dim % 2):
             raise ValueError(f"rotary_dim must be even and at least 2; got {self.rotary_dim}")
-        if isinstance(self.scaling, dict):
+        if isinstance(self.scaling, Mapping):
             object.__setattr__(self, "scaling", tuple(sorted(self.scaling.items())))
         inverse_frequencies(self, self.rotary_dim or 2)
 
