@@ -2,7 +2,7 @@
 {% import "shared/elements.wgsl" as elements %}
 
 // Partial results over separate keys become one: a thread owns four elements of a row, and reads them of every part.
-const LOG2_E: f32 = 1.4426950408889634;
+{% include "shared/bases.wgsl" %}
 const LOWEST: f32 = -3.4028234663852886e38;
 const MINUS_INFINITY: u32 = 0xff800000u;
 

@@ -74,7 +74,7 @@ fn decode_lanes(
 %% for d in range(value_reads)
     let value_column_{{ d }} = min(column + {{ d * SUBGROUP }}u, {{ value_texels - 1 }}u);
 %% if value_scaled
-    let value_scale_{{ d }} = first_scale(k) + value_scales() + {{ "value_column_%s" | format(d) if blocks else "0u" }};
+    let value_scale_{{ d }} = first_scale(k) + key_scales() + {{ "value_column_%s" | format(d) if blocks else "0u" }};
 %% endif
 %% endfor
 %% for g in range(HEADS)

@@ -183,7 +183,7 @@ fn flash_rows(
         let value_{{ d }} = textureLoad(value, vec2u(value_at.x + {{ d }}u{{ beside }}, value_at.y));
 %% if value_texel == "u8" or value_texel == "i8" and d == 0
         let value_scale_{{ d }} =
-            scale_at(scales_at, scale_first + value_scales(){{ " + %su" | format(d) ~ beside if value_texel == "u8" }});
+            scale_at(scales_at, scale_first + key_scales(){{ " + %su" | format(d) ~ beside if value_texel == "u8" }});
 %% endif
 %% for i in range(quads.value)
         {
@@ -244,7 +244,7 @@ fn flash_rows(
 %% for d in range(value_texels)
         let texel_{{ d }} = textureLoad(value, vec2u(at.x + {{ d }}u, at.y));
 %% if value_texel == "u8" or value_texel == "i8" and d == 0
-        let value_scale_{{ d }} = scale_at(scales_at, scale_first + value_scales() + {{ d }}u);
+        let value_scale_{{ d }} = scale_at(scales_at, scale_first + key_scales() + {{ d }}u);
 %% endif
 %% for i in range(quads.value)
 {% set c = d * quads.value + i %}

@@ -3,8 +3,7 @@
    Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL, NATURAL. Operands that are textures, or
    not bound at all, are named in UNBUFFERED; "segments" in it says that the kernel compares the ids by itself. #}
 {% import "shared/ring.wgsl" as ring %}
-const LOG2_E: f32 = 1.4426950408889634;
-const LN_2: f32 = 0.6931471805599453;
+{% include "shared/bases.wgsl" %}
 // A logit that no kept key has: kept logits are never below LOWEST_KEPT, so nothing here depends on infinities.
 const MASKED: f32 = -3.4028234663852886e38;
 const LOWEST_KEPT: f32 = -3.4028232635611926e38;

@@ -43,9 +43,7 @@ fn scales_at(b: u32, s: u32, k: u32) -> u32 {
         + s * parameters.scales_s + k * parameters.scales_k;
 }
 
-fn key_scales() -> u32 {
-    return {{ "(parameters.H + 31u) / 32u" if blocks else "1u" }};
-}
+{{ elements.key_scales(blocks) }}
 
 %% for name, dtype, live in rows_read
 %% if name in stored and name not in UNBUFFERED

@@ -202,3 +202,10 @@ fn store_{{ name }}(row: u32, chunk: u32, four: vec4f) {
 %% endif
 }
 {%- endmacro %}
+
+{# How many scales a key's row has, those of its value behind them: of int4 one a block of 32 values. #}
+{% macro key_scales(blocks) -%}
+fn key_scales() -> u32 {
+    return {{ "(parameters.H + 31u) / 32u" if blocks else "1u" }};
+}
+{%- endmacro %}

@@ -1,4 +1,5 @@
 {# Macros: rows of heads in textures (see texture.py). They need the bindings, the parameters of texture.fields(NAME), and FOLD. #}
+{% import "shared/elements.wgsl" as elements %}
 
 {# Where the texels of a head's row `index` of batch entry b start. #}
 {% macro place(name) -%}
@@ -93,9 +94,7 @@ fn scale_at(at: vec2u, i: u32) -> f32 {
     return select(two.x, two.y, (i & 1u) != 0u);
 }
 
-fn value_scales() -> u32 {
-    return {{ "(parameters.H + 31u) / 32u" if blocks else "1u" }};
-}
+{{ elements.key_scales(blocks) }}
 
 %% endif
 {%- endmacro %}

@@ -27,7 +27,7 @@ from wgattn._kernels.kernel import (
 )
 from wgattn._kernels.rotation import TABLES
 
-LOG2_E = 1.4426950408889634
+LOG2_E = math.log2(math.e)
 
 _AXES = {"query": ("t", "n"), "key": ("s", "k"), "value": ("s", "k"), "out": ("t", "n")}
 _DENSE = {"bias": ("n", "t", "s"), "mask": ("n", "t", "s"), "scales": ("s", "k")}
