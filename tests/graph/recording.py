@@ -8,6 +8,8 @@ from wgattn._graph.graph import Aval, Graph, Node, Use, View
 from wgattn._graph.rules import node
 from wgattn._kernels.attention.problem import Call
 
+VIEWS = (op.Reshape, op.Transpose, op.Slice, op.BroadcastTo)
+
 
 class Recording:
     """Records operations; every method gives the use of its result."""

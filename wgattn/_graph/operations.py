@@ -205,10 +205,3 @@ class Merge:
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A use made contiguous; the rewriter adds it where a kernel cannot take a view."""
-
-
-Operation = (
-    Input | Constant | Reshape | Transpose | Slice | BroadcastTo | Repeat | Cast | Elementwise | Sum | Pad | Concatenate
-    | Rotate | Attention | AttentionGradient | CacheAppend | CacheRows | CacheMove | Merge | Copy
-)  # fmt: skip
-VIEWS = (Reshape, Transpose, Slice, BroadcastTo)

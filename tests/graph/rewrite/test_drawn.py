@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.graph.evaluate import evaluate
-from tests.graph.recording import arguments, count
+from tests.graph.recording import VIEWS, arguments, count
 from tests.graph.rewrite.drawn import graphs
 from tests.graph.rewrite.drawn_calls import calls
 from wgattn._graph import operations as op
@@ -47,7 +47,7 @@ def same(before: Graph, after: Graph) -> None:
 @given(graph=st.one_of(graphs(), calls()))
 def test_a_pass_keeps_the_values(name, graph):
     seen = dead.drop_dead(views.fold_views(graph))
-    assert count(seen, *op.VIEWS, op.Repeat) == 0
+    assert count(seen, *VIEWS, op.Repeat) == 0
     same(graph, PASSES[name](seen))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import wgattn as wa
 from tests.graph.evaluate import evaluate
-from tests.graph.recording import Recording, arguments, count
+from tests.graph.recording import VIEWS, Recording, arguments, count
 from wgattn._dtypes import bfloat16, float16, float32, int32
 from wgattn._graph import operations as op
 from wgattn._graph.graph import Graph, Use, View
@@ -25,7 +25,7 @@ def fused(graph: Graph, tolerance: float = 1e-5) -> Graph:
         assert before.dtype == after.dtype
         np.testing.assert_allclose(after.astype(np.float64), before.astype(np.float64), rtol=tolerance, atol=tolerance)
     assert fuse(result) == result
-    assert count(result, *op.VIEWS, op.Repeat) == 0
+    assert count(result, *VIEWS, op.Repeat) == 0
     return result
 
 
