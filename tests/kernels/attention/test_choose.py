@@ -129,6 +129,15 @@ def test_larger_tiles_where_there_is_room() -> None:
     assert least.dims < most.dims
 
 
+def test_rows_are_reduced_by_shuffles_where_subgroups_are_wide_enough() -> None:
+    problem = problem_of(FULL, H=128, Hv=128)
+    wide, narrow = (flash_tiled.variant(problem, replace(DISCRETE, subgroup_least=lanes)) for lanes in (32, 16))
+    assert wide.features == {"subgroup"}
+    assert narrow.features == set()
+    assert wide.name != narrow.name
+    assert wide.workgroup_bytes < narrow.workgroup_bytes
+
+
 def test_tuned_tile() -> None:
     device = replace(DISCRETE, tuned=(("flash_tiled_h64", 2),))
     assert flash_tiled.tile_of(problem_of(FULL), device) == flash_tiled.TILES[2]

@@ -102,7 +102,7 @@ TILES = (
 MOST_REGISTERS = 160  # of 255 that a thread may have
 SLACK = 8.0  # how far a logit may lie above the running maximum
 FEW_ROWS = 16  # rows of a tile that are enough where T is at most 16
-CPU_LOGITS = 16  # of a thread on a CPU adapter, where the text of larger tiles takes seconds to compile
+CPU_LOGITS = 1024  # of a tile on a CPU adapter, which has nothing from larger ones but longer compilation
 
 
 def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
@@ -113,7 +113,7 @@ def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
 
 
 def _is_for(tile: Tile, problem: AttentionProblem, profile: DeviceProfile) -> bool:
-    small = tile.rows * tile.keys <= CPU_LOGITS
+    small = tile.q * tile.k <= CPU_LOGITS
     return tile.from_dim <= problem.head_dim <= tile.to_dim and (small or not profile.is_cpu)
 
 
