@@ -1,11 +1,14 @@
 """Every python block of the README and the docs runs, page by page, and prints what the page says it prints."""
 
+import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tests.faces.documents import PAGES, blocks, printed, renewed
+import wgattn
+from tests.faces.documents import PAGES, ROOT, blocks, printed, renewed
 
 PAGE = (
     "# A\n\n```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n\n```python\ny = 2\n```\n\nText.\n\n```text\nno\n```\n"
@@ -35,3 +38,17 @@ def test_no_page_shows_where_it_was_written() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"/(work|tmp|root|home)/|pip install wgattn", text), page.name
+
+
+@pytest.mark.parametrize("module", [wgattn, wgattn.nn, wgattn.masks, wgattn.jax], ids=lambda module: module.__name__)
+def test_the_reference_has_every_public_name_and_its_arguments(module: ModuleType) -> None:
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## {re.escape(module.__name__)}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert section is not None
+    rows = dict(re.findall(r"^\| `(\w+)(?:\((.*?)\))?`", section[1], re.MULTILINE))
+    public = {name for name in dir(module) if not name.startswith("_") and not inspect.ismodule(getattr(module, name))}
+    assert set(rows) == public
+    for name, arguments in rows.items():
+        given = re.findall(r"[*]*(\w+)(?:=\w+)?(?:, |$)", arguments)
+        taken = inspect.signature(getattr(module, name)).parameters if given else {}
+        assert set(given) <= set(taken) or {"sizes"} <= set(taken), f"{name}({arguments}) takes {', '.join(taken)}"
