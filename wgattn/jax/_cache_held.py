@@ -185,7 +185,8 @@ class Reorder(OnHeld):
         moved = replace(held.cache, lengths=asarray(before)).reorder(indices)
         for array in moved._arrays().values():
             _run.stored(array._step, array._result)
-        held.cache, held.own = moved, held.own or moved.pages is None
+        # `written` is counted by `held`: what is recorded of it is never computed
+        held.cache, held.own = replace(moved, written=held.cache.written), held.own or moved.pages is None
         return (np.array([number, held.reordered(indices, before[indices]), *before[indices]], np.int32),)
 
 
