@@ -11,7 +11,7 @@ from jax import lax
 
 import wgattn
 from tests.faces.jax.caches import B, C, H, K, fails, rows, same, step
-from wgattn import KVCache
+from wgattn import KVCache, _runtime
 from wgattn.jax import CacheHandle, append, cached_attention, truncate
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -86,3 +86,23 @@ def test_what_reorder_and_fork_do_not_take() -> None:
         jax.vmap(handle.reorder)(jnp.zeros((3, 2), jnp.int32))
     handle.free()
     fails(lambda: handle.reorder(jnp.array([0, 1])).lengths, RuntimeError, "is not there: it was freed")
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_beams_leave_memory_flat(layout: str) -> None:
+    handle, new = CacheHandle.create(B, 64, K, H, **LAYOUTS[layout]), rows(0, 1)
+
+    @jax.jit
+    def run(handle: CacheHandle) -> CacheHandle:
+        def turn(i: jax.Array, handle: CacheHandle) -> CacheHandle:
+            return truncate(append(handle, *new[1:]).reorder(jnp.stack([i % 2, 1 - i % 3 % 2])), 40)
+
+        return lax.fori_loop(0, 50, turn, handle)
+
+    handle = jax.block_until_ready(run(handle))
+    reserved = _runtime.device().memory.reserved
+    handle = jax.block_until_ready(run(handle))
+    assert handle.lengths.tolist() == [40, 40]
+    assert _runtime.device().memory.reserved == reserved
+    handle.free()
