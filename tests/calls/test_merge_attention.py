@@ -70,7 +70,7 @@ def test_parts_of_a_call_are_the_call(
 
 
 @pytest.mark.parametrize("kept", ["nothing", "-inf"])
-def test_a19_a_part_without_keys_is_neutral(kept: str) -> None:
+def test_a_part_without_keys_is_neutral(kept: str) -> None:
     """https://github.com/flashinfer-ai/flashinfer/issues/4484"""
     query, kv = normal(2, 3, 4, 16), normal(2, 9, 2, 16, seed=1)
     poison = np.full_like(kv, np.nan)
@@ -87,7 +87,7 @@ def test_a19_a_part_without_keys_is_neutral(kept: str) -> None:
         np.testing.assert_array_equal(found[1], np.asarray(residual))
 
 
-def test_a10_all_parts_without_keys_are_0_at_every_count_and_shape() -> None:
+def test_all_parts_without_keys_are_0_at_every_count_and_shape() -> None:
     """https://github.com/ml-explore/mlx/pull/2608"""
     for P in (1, 2, 7):
         for T in (1, 8, 33):

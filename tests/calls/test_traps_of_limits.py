@@ -97,7 +97,7 @@ def test_large_calls_stay_within_the_limits(trap: str, profile: DeviceProfile):
 
 
 @pytest.mark.parametrize("profile", [LARGE, MINIMUM], ids=lambda given: given.name)
-def test_k8_a_long_call_is_several_dispatches(profile: DeviceProfile):
+def test_a_long_call_is_several_dispatches(profile: DeviceProfile):
     """https://github.com/ALaggyDev/CoordsFinder/issues/14 and https://github.com/playcanvas/splat-transform/issues/293:
     T = S = 64 K in one dispatch holds a slow GPU until its driver gives it up"""
     sizes = [(1, 65_536, 16, 64), (1, 65_536, 16, 64)]
@@ -112,7 +112,7 @@ def test_k8_a_long_call_is_several_dispatches(profile: DeviceProfile):
 
 
 @pytest.mark.parametrize("profile", [LARGE, MINIMUM], ids=lambda given: given.name)
-def test_k8_a_long_gradient_is_several_dispatches(profile: DeviceProfile):
+def test_a_long_gradient_is_several_dispatches(profile: DeviceProfile):
     """The same of a backward pass, which takes four products and more where a forward dispatch takes two"""
     found = dispatches_of_backward([(1, 65_536, 16, 64), (1, 65_536, 16, 64)], profile)
     most = MOST_WORK[profile.kind]
@@ -128,7 +128,7 @@ def dispatches_of_backward(shapes: list[tuple[int, ...]], profile: DeviceProfile
     return {by: sum(f"backward_tiled_{by}-" in label for label in labels) for by in ("query", "key_value")}
 
 
-def test_g5_a_row_that_cannot_be_bound_is_refused():
+def test_a_row_that_cannot_be_bound_is_refused():
     shapes = [(1, 2, 1_200_000, 64), (1, 2, 1_200_000, 64)]
     tiny = DeviceProfile("tiny", limits=Limits(binding_bytes=128))
     with pytest.raises(UnsupportedError, match="binds at once"):
