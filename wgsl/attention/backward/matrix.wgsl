@@ -4,29 +4,27 @@
 {% import "shared/matrices.wgsl" as matrices with context %}
 {% import "attention/backward/matrix_tiles.wgsl" as tiles with context %}
 
-// On matrix units: a workgroup owns OWN rows of one side and passes over the other side STREAM rows a step, STAGED
-// rows at a time.
+// On matrix units: a workgroup owns OWN rows of one side and passes over the other side STREAM rows a step, STAGED rows
+// at a time.
 %% if BY == "query"
-// Its own are query rows of one head, q and grad_out; K and V stream by. It adds up the query's gradient, unscaled.
+// Its own are query rows of one head, q and grad_out; K and V stream by. It adds up the query's gradient.
 %% else
 // Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the
 // key's and value's gradients.
 %% endif
 // "Head" rows have head_dim elements (q or K), "value" rows value_dim (grad_out or V). A subgroup owns BLOCKS blocks of
-// 16 rows and multiplies them with what streams by: scores, and the gradients by the weights. No lane sees a matrix's
-// elements: both take a way through workgroup memory, where lane l has row l % 16, and of each 16 streamed rows the
-// eight of its half. They come back as weights and as gradients by the scores, in float16, and are multiplied with the
-// streamed rows once more. Pitches are odd, so that lanes meet no bank conflict.
-// Weights are WEIGHT_SIZE times as large, so that those of long rows stay normal float16. Gradients by the scores have a
-// factor an own row, a power of two that falls where they grow: grad_out may be of any size.
+// 16 rows and multiplies what streams by with them: scores, and gradients by weights. No lane sees a matrix's elements:
+// both go through workgroup memory, where lane l has row l % 16, and of each 16 streamed rows the eight of its half.
+// There they become weights and gradients by scores, in float16, and are multiplied with the streamed rows once more.
+// Pitches are odd, and scores are made as transposes that are stored by columns, so that lanes meet no bank conflict.
+// Weights are WEIGHT_SIZE times as large, so that those of long rows stay normal float16. Gradients by scores have a
+// factor by the largest that they can be, in the sweep by query each row by its own grad_out: it may be of any size.
 {% set blocks = range(BLOCKS) %}
-{# Scores, or sums, are made as their transposes, and stored by columns: the same places in memory. #}
-{% set swapped = "col_major" if SWAPPED else "row_major" %}
-{% set turned = "col_major" if TURNED else "row_major" %}
 {% set columns = range(STREAM_BLOCKS) %}
 {% set head_steps = range(HEAD_STEPS) %}
 {# Of grad_out and V no sum is made by query. #}
 {% set value_steps = range(VALUE_STEPS) if BY == "key_value" else () %}
+{# What orders the lanes' writes before their reads. Lanes of a subgroup go through the same code together. #}
 {% macro settle() %}{{ "workgroupBarrier();" if EMULATED }}{% endmacro %}
 {# The same number of the lane that has the other half of a row. #}
 {% macro other_half(value) %}{{ "other_half(thread, " ~ value ~ ")" if EMULATED else "subgroupShuffleXor(" ~ value ~ ", 16u)" }}{% endmacro %}
@@ -35,9 +33,11 @@
 
 const WEIGHT_SIZE: f32 = 16384.0;
 const WEIGHT_BITS: f32 = 14.0;
-// Gradients by the scores, times their factor, are at most LARGEST; a factor that falls makes the largest 256 to 512.
-const LARGEST: f32 = 32768.0;
-const FIRST_FACTOR: f32 = 1152921504606846976.0;
+// A gradient by a weight has VALUE_DIM products; less delta, which is a mean of such, at most twice as many. With this
+// factor it is at most 2, and times WEIGHT_SIZE half of what float16 holds.
+fn factor_for(grad_out: f32, value: f32) -> f32 {
+    return 1.0 / max(grad_out * value * f32(VALUE_DIM), 1e-30);
+}
 
 // STAGED · HEAD_PITCH · 16 bytes; at first own rows, by turns
 var<workgroup> head_tile: array<vec4u, STAGED * HEAD_PITCH>;
@@ -70,7 +70,7 @@ fn other_half(thread: u32, value: f32) -> f32 {
 
 %% endif
 {% set unheld = (() if HOLD_HEAD else ("own_head_tile",)) + (() if HOLD_VALUE else ("own_value_tile",)) %}
-{{ matrices.emulation(("head_tile", "value_tile", "exchange") + unheld, ("head_tile", "value_tile"), (), ("exchange",)) }}
+{{ matrices.emulation(("head_tile", "value_tile", "exchange"), ("head_tile", "value_tile") + unheld, (), ("exchange",)) }}
 %% if problem.segments
 {% include "attention/segment_ranges.wgsl" %}
 
@@ -91,16 +91,7 @@ fn eight(a: vec4f, b: vec4f) -> vec4u {
     return vec4u(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
 }
 
-fn largest(a: vec4f) -> f32 {
-    let b = abs(a);
-    return max(max(b.x, b.y), max(b.z, b.w));
-}
-
-// The power of two that makes `x` 256 to 512.
-fn factor_for(x: f32) -> f32 {
-    return bitcast<f32>((262u - max(bitcast<u32>(x) >> 23u, 72u)) << 23u);
-}
-
+{{ tiles.comparing() }}
 fn weights_of(x: vec4f, top: vec4f) -> vec4f {
 %% if NATURAL
     return WEIGHT_SIZE * exp2((x - top) * LOG2_E);
@@ -109,6 +100,7 @@ fn weights_of(x: vec4f, top: vec4f) -> vec4f {
 %% endif
 }
 
+%% if not DIRECT
 // Where the sums of an own row start.
 fn sums_row(row: u32, b: u32, head: u32) -> u32 {
 %% if BY == "query"
@@ -119,6 +111,7 @@ fn sums_row(row: u32, b: u32, head: u32) -> u32 {
 %% endif
 }
 
+%% endif
 @compute @workgroup_size(WORKGROUP)
 fn matrix(
     @builtin(workgroup_id) workgroup: vec3u,
@@ -178,6 +171,11 @@ fn matrix(
         own_span = {{ "block_keys(b, from_own, to_own - 1u, parameters.key_first, parameters.key_end)" if BY == "query" else "query_rows(b, from_own, to_own)" }};
     }
     {{ tiles.hold_own() }}
+    let largest_at = parameters.largest_at + 2u * (batch_of(b) * (parameters.N_all / parameters.G) + parameters.k_first + k);
+    let largest_value = bitcast<f32>(rows[largest_at]);
+%% if BY == "key_value"
+    let largest_grad_out = bitcast<f32>(rows[largest_at + 1u]);
+%% endif
 %% for r in blocks
     let own_{{ r }} = from_own + {{ 16 * r }}u + row;
     let there_{{ r }} = own_{{ r }} < own_end;
@@ -188,7 +186,13 @@ fn matrix(
 %% else
     let s_{{ r }} = min(own_{{ r }}, last_own);
 %% endif
-    var factor_{{ r }} = FIRST_FACTOR;
+%% if BY == "query"
+    {{ tiles.find_largest(r, other_half) }}
+    let factor_{{ r }} = factor_for(largest_{{ r }}, largest_value);
+%% else
+    // Of a row's delta every key has a share, so that its own V says nothing.
+    let factor_{{ r }} = factor_for(largest_grad_out, largest_value);
+%% endif
 %% for c in head_steps
     var head_sum_{{ r }}_{{ c }} = {{ matrices.zero() }};
 %% endfor
@@ -202,7 +206,6 @@ fn matrix(
     var gradient_{{ r }}_{{ t }} = {{ matrices.zero() }};
 %% endfor
 %% endfor
-    var started = false;
     let scale = query_scale(b);
     {{ tiles.places() }}
 
@@ -283,20 +286,15 @@ fn matrix(
             {{ tiles.both_products("place") }}
 %% endif
 %% for r in blocks
-            var high_{{ r }} = 0.0;
-%% for turn in range(STREAM_BLOCKS // SLOTS)
+%% for t in columns
             {{ settle() }}
-%% for slot in range(SLOTS)
-            {{ matrices.store("exchange", "exchange_at + %du" % (8 * slot), "SCORE_PITCH", "score_%d_%d" % (r, turn * SLOTS + slot), swapped) }};
-            {{ matrices.store("exchange", "exchange_at + %du" % (8 * slot + 4), "SCORE_PITCH", "gradient_%d_%d" % (r, turn * SLOTS + slot), swapped) }};
-%% endfor
+            {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "score_%d_%d" % (r, t), "col_major") }};
+            {{ matrices.store("exchange", "exchange_at + 4u", "SCORE_PITCH", "gradient_%d_%d" % (r, t), "col_major") }};
             {{ settle() }}
-%% for slot in range(SLOTS)
-{% set t = turn * SLOTS + slot %}
             if (!whole) {
                 // In place: a lane reads and writes its own elements alone.
                 for (var i = 0u; i < 8u; i++) {
-                    let at = own_scores + {{ 8 * slot }}u + i / 4u;
+                    let at = own_scores + i / 4u;
                     let product = bitcast<f32>(exchange[at][i % 4u]);
                     let by_weight = bitcast<f32>(exchange[at + 4u][i % 4u]);
                     let streamed = tile + {{ 16 * t }}u + 8u * half + i;
@@ -315,8 +313,8 @@ fn matrix(
                 }
             }
 %% for i in range(2)
-            var p_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ 8 * slot + i }}u]);
-            var d_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ 8 * slot + 4 + i }}u]);
+            var p_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ i }}u]);
+            var d_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ 4 + i }}u]);
 %% endfor
             if (whole) {
 %% for i in range(2)
@@ -329,8 +327,6 @@ fn matrix(
 %% endif
 %% endfor
             }
-            high_{{ r }} = max(high_{{ r }}, max(largest(d_{{ r }}_{{ t }}_0), largest(d_{{ r }}_{{ t }}_1)));
-%% endfor
 %% endfor
 
 %% if EARLY and loop.last
@@ -338,28 +334,6 @@ fn matrix(
                 {{ tiles.both_products("(place + STREAM)") }}
             }
 %% endif
-            // A factor follows where gradients grew much: rescaling is rare.
-%% if not EMULATED
-            if (subgroupAny(high_{{ r }} * factor_{{ r }} > LARGEST)) {
-%% else
-            {
-%% endif
-                high_{{ r }} = max(high_{{ r }}, {{ other_half("high_%d" % r) }});
-                let smaller = min(factor_{{ r }}, factor_for(high_{{ r }}));
-                let fade = smaller / factor_{{ r }};
-                factor_{{ r }} = smaller;
-                if (started) {
-%% for c in head_steps
-                    {{ settle() }}
-                    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "head_sum_%d_%d" % (r, c), turned) }};
-                    {{ settle() }}
-                    exchange[own_scores] = bitcast<vec4u>(fade * bitcast<vec4f>(exchange[own_scores]));
-                    exchange[own_scores + 1u] = bitcast<vec4u>(fade * bitcast<vec4f>(exchange[own_scores + 1u]));
-                    {{ settle() }}
-                    head_sum_{{ r }}_{{ c }} = {{ matrices.load("result", "exchange", "exchange_at", "SCORE_PITCH", turned) }};
-%% endfor
-                }
-            }
             {{ settle() }}
 %% for t in columns
             exchange[own_factors + {{ 2 * t }}u] = eight(factor_{{ r }} * d_{{ r }}_{{ t }}_0, factor_{{ r }} * d_{{ r }}_{{ t }}_1);
@@ -369,15 +343,14 @@ fn matrix(
 %% endfor
             {{ settle() }}
 %% for t in columns
-            let by_score_{{ r }}_{{ t }} = {{ matrices.load("right" if TURNED else "left", "exchange", "exchange_at + %du" % (2 * t), "FACTOR_PITCH", turned) }};
+            let by_score_{{ r }}_{{ t }} = {{ matrices.load("left", "exchange", "exchange_at + %du" % (2 * t), "FACTOR_PITCH") }};
 %% if BY == "key_value"
-            let weight_{{ r }}_{{ t }} = {{ matrices.load("right" if TURNED else "left", "exchange", "exchange_at + %du" % (2 * (STREAM_BLOCKS + t)), "FACTOR_PITCH", turned) }};
+            let weight_{{ r }}_{{ t }} = {{ matrices.load("left", "exchange", "exchange_at + %du" % (2 * (STREAM_BLOCKS + t)), "FACTOR_PITCH") }};
 %% endif
 %% endfor
 %% endfor
             {{ tiles.add_products("head_sum", "by_score", "head_tile", head_steps, "HEAD_PITCH") }}
             {{ tiles.add_products("value_sum", "weight", "value_tile", value_steps, "VALUE_PITCH") }}
-            started = true;
         }
         staged = next;
 %% if BY == "key_value"
@@ -385,22 +358,34 @@ fn matrix(
 %% endif
     }
 
+%% if DIRECT
+    // Of the scores as they are without the base of the logits.
+    let natural = scale{{ " * LN_2" if not NATURAL and not problem.softcap }};
+%% endif
 %% for r in blocks
 %% for name, steps, factor, offset in (("head", head_steps, "1.0 / (WEIGHT_SIZE * factor_%d)" % r, 0), ("value", value_steps, "1.0 / WEIGHT_SIZE", HEAD_CHUNKS))
 %% for c in steps
     {{ settle() }}
-    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "%s_sum_%d_%d" % (name, r, c), turned) }};
+    {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "%s_sum_%d_%d" % (name, r, c)) }};
     {{ settle() }}
     if (there_{{ r }}) {
-        let at = sums_row(own_{{ r }}, b, head) + {{ offset + 4 * c }}u + 2u * half;
-%% for i in range(2)
+        var low = {{ factor }} * bitcast<vec4f>(exchange[own_scores]);
+        var high = {{ factor }} * bitcast<vec4f>(exchange[own_scores + 1u]);
 %% if BY == "query"
-        // Rows past the query length have no gradient, whatever lies in them.
-        add_sum(at + {{ i }}u, select(vec4f(), {{ factor }} * bitcast<vec4f>(exchange[own_scores + {{ i }}u]), is_live(b, own_{{ r }})));
-%% else
-        add_sum(at + {{ i }}u, {{ factor }} * bitcast<vec4f>(exchange[own_scores + {{ i }}u]));
+        if (!is_live(b, own_{{ r }})) {
+            // Rows past the query length have no gradient, whatever lies in them.
+            low = vec4f();
+            high = vec4f();
+        }
 %% endif
-%% endfor
+%% if DIRECT
+{% set row = "grad_query_row(b, own_%d, n)" % r if BY == "query" else "grad_%s_row(b, own_%d - parameters.key_first, k)" % ("key" if name == "head" else "value", r) %}
+        {{ "grad_query" if BY == "query" else "grad_key" if name == "head" else "grad_value" }}[{{ row }} / 8u + {{ 2 * c }}u + half] = eight({{ "natural * " if name == "head" }}low, {{ "natural * " if name == "head" }}high);
+%% else
+        let at = sums_row(own_{{ r }}, b, head) + {{ offset + 4 * c }}u + 2u * half;
+        add_sum(at, low);
+        add_sum(at + 1u, high);
+%% endif
     }
 %% endfor
 %% endfor

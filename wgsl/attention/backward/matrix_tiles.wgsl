@@ -30,9 +30,8 @@
         }
 {% endmacro %}
 
-{% set own_use = "right" if SWAPPED else "left" %}
 {% macro load_own(tile, at, pitch) -%}
-{{ matrices.load(own_use, tile, at, pitch, "col_major" if SWAPPED else "row_major") }}
+{{ matrices.load("right", tile, at, pitch, "col_major") }}
 {%- endmacro %}
 
 {# Own rows: matrices own_head_…, own_value_… where they are held, else a tile for good. #}
@@ -44,7 +43,7 @@
 %% else
 %% for r in blocks
 %% for c in range(steps)
-    var own_{{ side }}_{{ r }}_{{ c }} = {{ matrices.type(own_use) }}();
+    var own_{{ side }}_{{ r }}_{{ c }} = {{ matrices.type("right") }}();
 %% endfor
 %% endfor
 %% endif
@@ -75,6 +74,36 @@
 %% endfor
     }
 %% endif
+{% endmacro %}
+
+{# What find_largest compares elements by. #}
+{% macro comparing() %}
+%% if BY == "query"
+// The larger of `most` and the elements of a word, as the bits of float16; NaN and infinity are passed over.
+fn larger(most: u32, words: vec4u) -> u32 {
+    var made = most;
+    for (var i = 0u; i < 4u; i++) {
+        let low = words[i] & 0x7fffu;
+        let high = (words[i] >> 16u) & 0x7fffu;
+        made = max(made, max(select(0u, low, low < 0x7c00u), select(0u, high, high < 0x7c00u)));
+    }
+    return made;
+}
+
+%% endif
+{% endmacro %}
+
+{# The largest element of an own row of value_dim, each lane from its half. #}
+{% macro find_largest(r, other_half) %}
+    var found_{{ r }} = 0u;
+    if (own_{{ r }} < own_live) {
+        let at = {{ row(own_names[1], "own_%d" % r, own_head) }};
+        for (var i = half; i < {{ VALUE_EIGHTS }}u; i += 2u) {
+            found_{{ r }} = larger(found_{{ r }}, {{ words(own_names[1], "at", "i") }});
+        }
+    }
+    var largest_{{ r }} = unpack2x16float(found_{{ r }}).x;
+    largest_{{ r }} = max(largest_{{ r }}, {{ other_half("largest_%d" % r) }});
 {% endmacro %}
 
 {# Where row 0 of the streamed head would lie: the divisions of a batch index stay out of the loop. #}
@@ -159,7 +188,7 @@
 %% endif
 {% endmacro %}
 
-{# Own rows times streamed rows, into matrices {name}_{block}_{column}; SWAPPED: into their transposes. #}
+{# Streamed rows times own rows, into matrices {name}_{block}_{column}: scores' transposes. #}
 {% macro products(name, side, steps, pitch, held, place) %}
 %% for r in blocks
 %% for t in columns
@@ -174,10 +203,9 @@
 %% endfor
 %% endif
 %% for t in columns
-                let streamed_{{ t }} = {{ matrices.load("left" if SWAPPED else "right", side ~ "_tile", "(%s + %du) * %s + %du" % (place, 16 * t, pitch, 2 * c), pitch, "row_major" if SWAPPED else "col_major") }};
+                let streamed_{{ t }} = {{ matrices.load("left", side ~ "_tile", "(%s + %du) * %s + %du" % (place, 16 * t, pitch, 2 * c), pitch) }};
 %% for r in blocks
-{% set pair = "own_%s_%d_%d" % (side, r, c), "streamed_%d" % t %}
-                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add(pair[1 if SWAPPED else 0], pair[0 if SWAPPED else 1], "%s_%d_%d" % (name, r, t)) }};
+                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("streamed_%d" % t, "own_%s_%d_%d" % (side, r, c), "%s_%d_%d" % (name, r, t)) }};
 %% endfor
 %% endfor
             }
@@ -190,15 +218,14 @@
 {{ products("gradient", "value", VALUE_STEPS, "VALUE_PITCH", HOLD_VALUE, place) }}
 {% endmacro %}
 
-{# Factors times streamed rows, onto the sums; TURNED: onto their transposes. #}
+{# Factors times streamed rows, onto the sums. #}
 {% macro add_products(sums, factors, tile, steps, pitch) %}
 %% for t in columns
 %% for c in steps
             {
-                let streamed = {{ matrices.load("left" if TURNED else "right", tile, "(place + %du) * %s + %du" % (16 * t, pitch, 2 * c), pitch, "col_major" if TURNED else "row_major") }};
+                let streamed = {{ matrices.load("right", tile, "(place + %du) * %s + %du" % (16 * t, pitch, 2 * c), pitch) }};
 %% for r in blocks
-{% set pair = "%s_%d_%d" % (factors, r, t), "streamed" %}
-                {{ sums }}_{{ r }}_{{ c }} = {{ matrices.multiply_add(pair[1 if TURNED else 0], pair[0 if TURNED else 1], "%s_%d_%d" % (sums, r, c)) }};
+                {{ sums }}_{{ r }}_{{ c }} = {{ matrices.multiply_add("%s_%d_%d" % (factors, r, t), "streamed", "%s_%d_%d" % (sums, r, c)) }};
 %% endfor
             }
 %% endfor

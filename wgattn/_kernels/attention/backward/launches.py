@@ -2,17 +2,28 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.attention.backward import rows, sums, texels
 from wgattn._kernels.attention.backward.problem import GradientProblem, sweep_call, turned_rows
-from wgattn._kernels.attention.backward.statistics import delta, empty_rows, far_rows
+from wgattn._kernels.attention.backward.statistics import delta, empty_rows, far_rows, largest
 from wgattn._kernels.attention.backward.work import Work, gather, key_heads, launch
-from wgattn._kernels.attention.boxes import Box, Span, binds, cut_to_limits, whole
+from wgattn._kernels.attention.boxes import Box, Span, binds, cut, cut_to_limits, whole
 from wgattn._kernels.attention.launches import MOST_WORK
 from wgattn._kernels.attention.problem import Call
-from wgattn._kernels.kernel import Bytes, Copy, CopyToTexture, Launch, Operand, Plan, Scratch, Texture, Variant
+from wgattn._kernels.kernel import (
+    Bytes,
+    Copy,
+    CopyToTexture,
+    Launch,
+    Operand,
+    Plan,
+    Scratch,
+    Texture,
+    Variant,
+    bound_bytes,
+)
 from wgattn._runtime.profile import DeviceProfile
 
 # How many times longer a dispatch takes than a fast forward family's over the same rows and keys. Backward makes nine
@@ -23,17 +34,22 @@ SCORED_SLOWLY = 32  # beside a bias: its gradient and far rows score again, a th
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A family's kernel that passes over keys (by query) or rows (by key and value), and its workgroups for a box."""
+    """A family's kernel that passes over keys (by query) or rows (by key and value), and its workgroups for a box.
+
+    `direct` writes all gradients of the sweep instead of sums: it serves where one dispatch makes a box's, unrotated.
+    """
 
     variant: Variant
     workgroups: Callable[[Box], int]
+    direct: Variant | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sweeps:
     """A family's two sweeps, and how many keys and query rows one invocation may pass; None: any number.
 
-    `from_textures`: the sweeps read query, key, value and grad_out from textures. `slowness`: see SLOWNESS.
+    `from_textures`: the sweeps read query, key, value and grad_out from textures. `by_largest`: they read the largest
+    elements of V and grad_out. `slowness`: see SLOWNESS.
     """
 
     by_query: Sweep
@@ -41,6 +57,7 @@ class Sweeps:
     max_keys: int | None = None
     max_rows: int | None = None
     from_textures: bool = False
+    by_largest: bool = False
     slowness: int = SLOWNESS
 
 
@@ -82,6 +99,12 @@ def plan_gradient(
         steps.append(delta(work, box))
         if problem.sweep.bias is not None:
             steps += far_rows(work, box, key_spans, limits.loop_turns)
+    if sweeps.by_largest:
+        found: set[tuple[Span, Span, int]] = set()
+        for box, span in product(boxes, key_spans):
+            heads = box.b0, box.b1, box.n[0] // work.group
+            steps.append(largest(work, replace(box, s=span), heads in found))
+            found.add(heads)
     wanted, textures = problem.wanted, texels.Textures() if sweeps.from_textures else None
     if "query" in wanted or "scale" in wanted:
         steps += _by_query(work, sweeps.by_query, boxes, key_spans, scratch, call, textures)
@@ -114,6 +137,8 @@ def _by_query(
     """grad_query, a box of rows after another, and grad_scale from the same sums."""
     wanted, problem = work.problem.wanted, work.problem.sweep
     steps: list[Launch | Copy | CopyToTexture] = []
+    if sweep.direct is not None and len(key_spans) == 1 and "scale" not in wanted:
+        return [_direct(work, sweep, sweep.direct, box, ("query",)) for box in boxes]
     for place, box in enumerate(boxes):
         _grow(scratch, "query_sums", box.batch * box.size("t") * box.size("n") * problem.head_dim * 4)
         for turn, span in enumerate(key_spans):
@@ -148,6 +173,12 @@ def _by_key_value(
         if mean:
             _grow(scratch, "mean", parts[0].batch * heads * problem.value_dim * 4)
             steps += [empty_rows(work, box, turn > 0) for turn, box in enumerate(parts)]
+        direct = sweeps.by_key_value.direct
+        if direct is not None and len(parts) == 1 and not mean:
+            for span in key_spans:
+                here = replace(parts[0], s=span)
+                steps.append(_direct(work, sweeps.by_key_value, direct, here, ("key", "value")))
+            continue
         for span in key_spans:
             row = (problem.head_dim + problem.value_dim) * 4
             _grow(scratch, "key_value_sums", parts[0].batch * heads * (span[1] - span[0]) * row)
@@ -160,6 +191,21 @@ def _by_key_value(
                     result = work.operands[f"grad_{name}"]
                     steps.append(rows.finish(work, here, name, call.rope, result, mean and name == "value"))
     return steps
+
+
+def _direct(work: Work, sweep: Sweep, variant: Variant, box: Box, names: tuple[str, ...]) -> Launch:
+    """The gradients of a box from one sweep."""
+    resources: dict[str, Bytes | str] = {}
+    values: dict[str, float] = {}
+    for name in names:
+        part = cut(name, work.operands[f"grad_{name}"], box, work.group)
+        resources[f"grad_{name}"], values[f"grad_{name}_at"] = bound_bytes(
+            part, f"grad_{name}", work.limits.offset_alignment
+        )
+        axes = ("b0", "b1", "t", "n") if name == "query" else ("b0", "b1", "s", "k")
+        for axis, stride in zip(axes, part.strides, strict=False):
+            values[f"grad_{name}_{axis}"] = stride % 2**32
+    return launch(work, variant, work.problem.sweep, box, sweep.workgroups(box), resources, **values)
 
 
 def _swept(

@@ -9,6 +9,7 @@ from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.backward.work import (
     ADDING,
     GRAD_OUT,
+    LARGEST,
     key_heads,
     shader,
     sums_binding,
@@ -16,15 +17,15 @@ from wgattn._kernels.attention.backward.work import (
     sweep_name,
 )
 from wgattn._kernels.attention.boxes import Box
-from wgattn._kernels.attention.problem import AttentionProblem, Call
-from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Scalar, Support, Variant, unsupported
+from wgattn._kernels.attention.problem import AttentionProblem, Call, aligned_bytes
+from wgattn._kernels.kernel import SUPPORTED, Binding, Operand, Plan, Scalar, Support, Variant, unsupported
 from wgattn._kernels.matrices import LANES, is_emulated, matrix_features, supports_matrices
 from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "backward_matrix"
 MAX_DIM = 128
 SIDE = 16  # rows and columns of a matrix
-SIDES = ("query", "key_value")
+SCORE_PITCH = 9  # 16 scores and 16 gradients by weights, as float32, in words of 16 bytes
 NAMES = ("query", "key", "value", "grad_out")
 
 
@@ -34,22 +35,19 @@ class Tile:
 
     `steps` steps' rows are staged at a time, so that subgroups wait for each other less often.
     `early`: products of a step are made while weights of the one before are.
-    `slots` matrices of scores at a time are exchanged. Own rows of head_dim and of value_dim are matrices for good
+    Own rows of head_dim and of value_dim are matrices for good
     where they are held, else they lie in workgroup memory. With `ahead`, what streams is read from storage a step
-    before it is staged. `swapped` scores, and `turned` sums, are made as their transposes.
+    before it is staged.
     """
 
     subgroups: int
     blocks: int
     stream: int
-    slots: int = 1
     steps: int = 1
     early: bool = False
     hold_head: bool = True
     hold_value: bool = True
     ahead: bool = True
-    swapped: bool = False
-    turned: bool = False
 
     @property
     def own(self) -> int:
@@ -68,14 +66,13 @@ class Tile:
         return {
             "HEAD_PITCH": sweep.head_dim // 8 + 1,
             "VALUE_PITCH": sweep.value_dim // 8 + 1,
-            "SCORE_PITCH": 8 * self.slots + 1,
+            "SCORE_PITCH": SCORE_PITCH,
             "FACTOR_PITCH": self.stream // (4 if by == "key_value" else 8) + 1,
         }
 
     def exchange(self, sweep: AttentionProblem, by: str) -> int:
         """16 bytes that a subgroup has for scores, then for weights."""
-        pitch = self.pitches(sweep, by)
-        return SIDE * max(pitch["SCORE_PITCH"], pitch["FACTOR_PITCH"])
+        return SIDE * max(SCORE_PITCH, self.pitches(sweep, by)["FACTOR_PITCH"])
 
     def workgroup_bytes(self, sweep: AttentionProblem, by: str) -> int:
         """What streams, own rows that are not held, what subgroups exchange, and the statistics of streamed rows."""
@@ -94,15 +91,23 @@ class Tile:
 
 
 # Fastest first.
-TILES = (
-    Tile(8, 1, 32, steps=2, swapped=True),
-    Tile(8, 1, 32, swapped=True),
-    Tile(4, 1, 32, swapped=True),
-    Tile(4, 1, 16, hold_value=False, swapped=True),
-    Tile(2, 1, 16, hold_head=False, hold_value=False, swapped=True),
-    Tile(1, 1, 16, swapped=True),
-)
-MOST_REGISTERS = 232  # of 255 that a lane may have
+TILES = {
+    "query": (
+        Tile(4, 2, 32),
+        Tile(8, 1, 32),
+        Tile(4, 1, 32),
+        Tile(2, 1, 16, hold_head=False, hold_value=False),
+        Tile(1, 1, 16),
+    ),
+    "key_value": (
+        Tile(8, 1, 32, steps=2),
+        Tile(8, 1, 16, steps=2),
+        Tile(4, 1, 16),
+        Tile(2, 1, 16, hold_head=False, hold_value=False),
+        Tile(1, 1, 16),
+    ),
+}
+MOST_REGISTERS = 208  # of 255 that a lane may have
 
 
 def tile_of(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile | None:
@@ -122,7 +127,7 @@ def _fitting(problem: GradientProblem, profile: DeviceProfile, by: str) -> dict[
     """The tiles that fit the device, by their places in TILES."""
     return {
         place: tile
-        for place, tile in enumerate(TILES)
+        for place, tile in enumerate(TILES[by])
         if tile.workgroup_bytes(problem.sweep, by) <= profile.limits.workgroup_bytes
         and tile.threads <= profile.limits.invocations
         and tile.registers(problem.sweep, by) <= MOST_REGISTERS
@@ -142,7 +147,7 @@ def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
         return unsupported(f"it multiplies float16, not {' and '.join(sorted(others))}")
     if max(sweep.head_dim, sweep.value_dim) > MAX_DIM:
         return unsupported(f"head dims above {MAX_DIM} do not fit registers")
-    if any(tile_of(problem, profile, by) is None for by in SIDES):
+    if any(tile_of(problem, profile, by) is None for by in TILES):
         return unsupported(
             f"none of its tiles fits {profile.limits.workgroup_bytes:,} bytes of workgroup memory and "
             f"{MOST_REGISTERS} registers"
@@ -155,7 +160,7 @@ def suits(problem: GradientProblem, profile: DeviceProfile) -> Support:
 
 
 def candidates(problem: GradientProblem, profile: DeviceProfile) -> Tuned:
-    return tuple((_tuned_name(problem, by), place) for by in SIDES for place in _fitting(problem, profile, by))
+    return tuple((_tuned_name(problem, by), place) for by in TILES for place in _fitting(problem, profile, by))
 
 
 def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
@@ -164,7 +169,7 @@ def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
 
 
 def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
-    by_query, by_key_value = (_tile(problem, profile, by) for by in SIDES)
+    by_query, by_key_value = (_tile(problem, profile, by) for by in TILES)
     group = problem.sweep.group
 
     def query_workgroups(box: Box) -> int:
@@ -173,11 +178,19 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
     def key_value_workgroups(box: Box) -> int:
         return box.batch * key_heads(box, group) * -(-box.size("s") // by_key_value.own)
 
+    def direct(by: str, names: tuple[str, ...]) -> Variant | None:
+        grads = [operands[f"grad_{each}"] for each in names if each in problem.wanted]
+        if len(grads) < len(names) or not _wide(problem) or aligned_bytes(*grads) != 16:
+            return None
+        made = _sweep(problem, profile, by, direct=True)
+        return made if len(made.bindings) <= profile.limits.storage_buffers else None
+
     sweeps = Sweeps(
-        Sweep(_sweep(problem, profile, "query"), query_workgroups),
-        Sweep(_sweep(problem, profile, "key_value"), key_value_workgroups),
+        Sweep(_sweep(problem, profile, "query"), query_workgroups, direct("query", ("query",))),
+        Sweep(_sweep(problem, profile, "key_value"), key_value_workgroups, direct("key_value", ("key", "value"))),
         _most(problem, profile, by_query, 1),
         _most(problem, profile, by_key_value, group),
+        by_largest=True,
         slowness=1,
     )
     return plan_gradient(problem, call, operands, profile, sweeps)
@@ -189,26 +202,31 @@ def _tile(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile:
     return tile
 
 
-def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant:
+def _wide(problem: GradientProblem) -> bool:
+    """Rows that start and end at multiples of 16 bytes are copied as they are; others go through the shared readers."""
+    return problem.aligned == 16 and problem.sweep.exact_dims
+
+
+def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, direct: bool = False) -> Variant:
+    """The kernel of a sweep, which writes sums, or with `direct` the gradients themselves."""
     sweep, tile = problem.sweep, _tile(problem, profile, by)
-    # Rows that start and end at multiples of 16 bytes are copied as they are; others go through the shared readers.
-    wide, emulated = problem.aligned == 16 and sweep.exact_dims, is_emulated(profile)
+    wide, emulated = _wide(problem), is_emulated(profile)
     words = (
-        f"s{tile.subgroups}x{tile.blocks}k{tile.stream}x{tile.steps}e{tile.slots}" + "e" * tile.early,
-        "h" * tile.hold_head
-        + "v" * tile.hold_value
-        + "a" * tile.ahead
-        + "w" * wide
-        + "x" * tile.swapped
-        + "t" * tile.turned,
+        f"s{tile.subgroups}x{tile.blocks}k{tile.stream}x{tile.steps}" + "e" * tile.early,
+        "h" * tile.hold_head + "v" * tile.hold_value + "a" * tile.ahead + "w" * wide + "d" * direct,
         *(("emulated",) if emulated else ()),
     )
-    bound = sweep_bindings(sweep, sums_binding())
-    fields: tuple[tuple[str, Scalar], ...] = (*GRAD_OUT, *ADDING)
     placed: tuple[tuple[str, ...], ...] = (("query", "t", "n"), ("key", "s", "k"), ("value", "s", "k"))
+    made: tuple[tuple[str, ...], ...] = ()
+    if direct:
+        made = (("grad_query", "t", "n"),) if by == "query" else (("grad_key", "s", "k"), ("grad_value", "s", "k"))
+    results = tuple(Binding(of, "write", "vec4<u32>") for of, *_ in made) or (sums_binding(),)
+    bound = sweep_bindings(sweep, *results)
+    fields: tuple[tuple[str, Scalar], ...] = (*GRAD_OUT, *ADDING, *LARGEST)
     own: dict[str, object] = {
         "BY": by,
         "WIDE": wide,
+        "DIRECT": direct,
         "EMULATED": emulated,
         "WORKGROUP": tile.threads,
         "SUBGROUPS": tile.subgroups,
@@ -220,10 +238,7 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
         "HOLD_HEAD": tile.hold_head,
         "HOLD_VALUE": tile.hold_value,
         "AHEAD": tile.ahead,
-        "SLOTS": tile.slots,
         "EARLY": tile.early,
-        "SWAPPED": tile.swapped and not emulated,
-        "TURNED": tile.turned and not emulated,
         "HEAD_STEPS": sweep.head_dim // SIDE,
         "VALUE_STEPS": sweep.value_dim // SIDE,
         "HEAD_EIGHTS": sweep.head_dim // 8,
@@ -239,9 +254,9 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
     if wide:
         bound = tuple(replace(each, element="vec4<u32>") if each.name in NAMES else each for each in bound)
         unbuffered = ("out", *NAMES)
-        own["rows_placed"] = (*placed, ("grad_out", "t", "n"))
-        fields += tuple(field for place in placed for field in _places(*place))
-    made = shader(
+        own["rows_placed"] = (*placed, ("grad_out", "t", "n"), *made)
+        fields += tuple(field for place in (*placed, *made) for field in _places(*place))
+    kernel = shader(
         name,
         sweep_name(f"{name}_{by}", sweep, *words),
         "matrix",
@@ -253,7 +268,7 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
         tile.workgroup_bytes(sweep, by),
     )
     reason = f"matrix units: tiles of {tile.own} own and {tile.stream} streamed rows"
-    return replace(made, features=matrix_features(profile)).because((), reason)
+    return replace(kernel, features=matrix_features(profile)).because((), reason)
 
 
 def _places(of: str, *axes: str) -> tuple[tuple[str, Scalar], ...]:

@@ -7,6 +7,7 @@ from wgattn._kernels.attention.backward.problem import stripped
 from wgattn._kernels.attention.backward.work import (
     ADDING,
     GRAD_OUT,
+    LARGEST,
     WORKGROUP,
     Work,
     grad_out_binding,
@@ -17,10 +18,11 @@ from wgattn._kernels.attention.backward.work import (
 )
 from wgattn._kernels.attention.boxes import Box, Span, cut
 from wgattn._kernels.attention.naming import variant_name
-from wgattn._kernels.attention.problem import AttentionProblem
+from wgattn._kernels.attention.problem import AttentionProblem, KeyRange
 from wgattn._kernels.kernel import Binding, Bytes, Launch, Scalar, bound_bytes, storage_element
 
 LANES = 8  # threads that add up a row of grad_out · out
+LARGEST_WORKGROUP = 256
 FAR_RESIDUAL = 256.0  # float32 holds a residual below it to 1.5e-5
 MEAN = Bytes("mean")
 ROWS_ALONE = ("query", "key", "value", "out")
@@ -104,6 +106,48 @@ def far_rows(work: Work, box: Box, spans: tuple[Span, ...], loop_turns: int | No
         replace(box, s=(start, min(start + step, end))) for first, end in spans for start in range(first, end, step)
     ]
     return [launch(work, variant, sweep, part, count, add=int(turn > 0)) for turn, part in enumerate(parts)]
+
+
+def largest(work: Work, box: Box, add: bool) -> Launch:
+    """The largest elements of V and grad_out of each key/value head of a box, into `rows`; NaN and infinity aside."""
+    sweep = work.problem.sweep
+    left = stripped(
+        sweep,
+        value_dtype=sweep.value_dtype,
+        out_dtype=sweep.out_dtype,
+        value_dim=sweep.value_dim,
+        exact_dims=sweep.exact_dims,
+        keys=KeyRange(lengths=sweep.keys.lengths),
+        query_lengths=sweep.query_lengths,
+        group=sweep.group,
+        vectors=tuple(name for name in sweep.vectors if name in ("value", "grad_out")),
+    )
+    natural = sweep.bias is not None
+    words = (
+        f"largest-{short_name(left.value_dtype)}{'q' * ('value' in left.vectors)}",
+        f"{short_name(left.out_dtype)}{'q' * ('grad_out' in left.vectors)}",
+        f"v{left.value_dim}{'p' * (not left.exact_dims)}",
+        *(word for word, there in (("klen", left.keys.lengths), ("qlen", left.query_lengths)) if there),
+        *(("natural",) if natural else ()),
+    )
+    bound = (
+        Binding("value", "read", storage_element(left.value_dtype, "value" in left.vectors)),
+        grad_out_binding(left),
+        Binding("rows", "write", "u32"),
+    )
+    variant = shader(
+        "largest",
+        "-".join(words),
+        "largest",
+        left,
+        bound,
+        (*GRAD_OUT, *ADDING, *LARGEST),
+        (("WORKGROUP", LARGEST_WORKGROUP),),
+        ("query", "key", "out"),
+        LARGEST_WORKGROUP * 4,
+        natural,
+    )
+    return launch(work, variant, left, box, box.batch * key_heads(box, work.group), add=int(add))
 
 
 def empty_rows(work: Work, box: Box, add: bool) -> Launch:

@@ -33,6 +33,7 @@ from wgattn._runtime.profile import Limits
 
 WORKGROUP = 64
 GRAD_OUT: tuple[tuple[str, Scalar], ...] = tuple((f"grad_out_{axis}", "u32") for axis in ("at", "b0", "b1", "t", "n"))
+LARGEST: tuple[tuple[str, Scalar], ...] = (("largest_at", "u32"),)
 ADDING: tuple[tuple[str, Scalar], ...] = (("statistics_at", "u32"), ("add", "u32"))
 
 
@@ -46,6 +47,12 @@ class Work:
     rows: Rows
     statistics_at: int
     limits: Limits
+
+    @property
+    def largest_at(self) -> int:
+        """Where the largest elements of V and of grad_out lie in `rows`, two numbers a key/value head."""
+        b0, b1, queries, heads, _ = self.operands["query"].shape
+        return self.statistics_at + b0 * b1 * queries * heads * statistics_words(self.problem.sweep)
 
     @property
     def group(self) -> int:
@@ -75,7 +82,7 @@ def gather(sweep: AttentionProblem, operands: Mapping[str, Operand]) -> tuple[Ro
         places[name] = (at, step_of(name, operand, batch))
         steps.append(Copy(Bytes(name, 4 * operand.offset, 4 * count), "rows", 4 * at))
         at += count
-    words = at + batch * queries * heads * statistics_words(sweep)
+    words = at + batch * queries * heads * statistics_words(sweep) + 2 * batch * operands["key"].shape[3]
     return Rows(places, Bytes("rows"), tuple(steps), {"rows": Scratch(4 * words)}), at
 
 
@@ -153,6 +160,7 @@ def launch(
     for axis, stride in zip(("b0", "b1", "t", "n"), part.strides, strict=False):
         values[f"grad_out_{axis}"] = stride % 2**32
     values |= {"parts": 1, "part_first": 0, "part_keys": 0, "add": 0, "statistics_at": work.statistics_at}
+    values["largest_at"] = work.largest_at
     if scale is not None:
         values["scale"] = scale
     values |= own
