@@ -99,7 +99,7 @@ def infer(operation: object, operands: Sequence[Aval]) -> tuple[Aval, ...]:
         case Rotate():
             return (_rotate(operation, operands),)
         case Merge():
-            return _merge(operation, operands)
+            return _merge(operands)
     (x,) = operands
     match operation:
         case Reshape(shape) if math.prod(shape) == x.size:
@@ -210,7 +210,7 @@ def _rotate(operation: Rotate, operands: Sequence[Aval]) -> Aval:
     return Aval(x.shape, x.dtype)
 
 
-def _merge(operation: Merge, operands: Sequence[Aval]) -> tuple[Aval, ...]:
+def _merge(operands: Sequence[Aval]) -> tuple[Aval, ...]:
     outputs, residuals = operands[:2]
     P, *rows = residuals.shape
     if outputs.shape[:-1] != residuals.shape or not (rows and P and outputs.shape[-1]):

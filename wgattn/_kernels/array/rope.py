@@ -47,19 +47,11 @@ def plan(
     pointwise.register(x.dtype)
     pairs, stride = rotated // 2, x.strides[-1]
     step = stride * pairs if rope.style == "half" else stride
+    words = [NAME, short_name(x.dtype), short_name(result.dtype), rope.style, where, f"p{pairs}"]
+    words += ["inverse"] * inverse
     kernel = pointwise.Pointwise(
         family=NAME,
-        name="-".join(
-            (
-                NAME,
-                short_name(x.dtype),
-                short_name(result.dtype),
-                rope.style,
-                where,
-                f"p{pairs}",
-                *(["inverse"] * inverse),
-            )
-        ),
+        name="-".join(words),
         template="array/rope.wgsl",
         result=result,
         inputs=inputs,
