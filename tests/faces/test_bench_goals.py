@@ -1,6 +1,8 @@
 """The goals: each is one row of the preset of its devices, and what a report says of it is right."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from wgattn.bench.goals import Goal, Outcome, outcomes
 from wgattn.bench.presets import Preset
 from wgattn.bench.report import Peer, Report, Row
 
+DOCS = Path(__file__).parents[2] / "docs"
+REPORTS = sorted((DOCS / "bench").glob("*.json"))
 CEILINGS = Ceilings(fma=1e12, reads=1e11)
 XLA = Peer("jax.nn XLA cpu", 0.02, 0.0, True)
 
@@ -57,7 +61,7 @@ def test_a_report_says_what_is_reached_and_what_is_missing() -> None:
     row = Row("forward", "forward T512 causal", "B1 T512 S512 N8 K8 H64 f32 causal", median_s=0.01, peers=(XLA,))
     lost = Row("bridge", "up and down", "64 MiB", failed="MemoryError: too large")
     found = outcomes(report("cpu", row, lost))
-    assert (found[0].call, found[0].value) == (row.shape, 2.0)
+    assert (found[0].call, found[0].value) == (f"forward {row.shape}", 2.0)
     assert found[1].reason == "it was not there"
     lines = bench.markdown_lines(report("cpu", row, lost))
     assert f"| forward {row.shape}: times as fast as jax.nn XLA cpu | ≥ 1.20 | 2.00 | met |" in lines
@@ -65,6 +69,16 @@ def test_a_report_says_what_is_reached_and_what_is_missing() -> None:
     assert any("≤ 4 s" in line and "not in this report" in line for line in lines)
     of_gpu = bench.markdown_lines(report("discrete", Row("decode", "decode B1 S9 float16 cache", "B1", share=0.5)))
     assert any(line.endswith("| ≥ 60% | 50% | 0.83 |") for line in of_gpu)
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+def test_the_page_shows_what_a_report_says(path: Path) -> None:
+    """`wgattn bench show FILE --markdown` prints what belongs between the page's two marks."""
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    found = Report.from_json(json.loads(path.read_text(encoding="utf-8")))
+    wanted = "\n".join(bench.markdown_lines(found))
+    assert f"<!-- bench {path.stem} -->\n\n{wanted}\n\n<!-- end -->" in page
+    assert (DOCS / "images" / f"bench-{path.stem}.png").exists()
 
 
 @pytest.mark.device

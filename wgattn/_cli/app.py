@@ -2,33 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from wgattn import _errors
 from wgattn._cli import show
-from wgattn._cli.arguments import (
-    Bias,
-    Causal,
-    Dtype,
-    Implementation,
-    Json,
-    KeyLengths,
-    Keys,
-    KvHeads,
-    Mask,
-    Offset,
-    Query,
-    QueryLengths,
-    Residual,
-    Rope,
-    Scale,
-    Sinks,
-    Softcap,
-    ValueDim,
-    Window,
-)
+from wgattn._cli.arguments import Json, all_but, spread
 from wgattn._cli.bench_app import bench
 
 app = typer.Typer(
@@ -86,25 +66,12 @@ def validate(
 
 
 @app.command()
+@spread(call=all_but("cache"))
 def explain(
-    q: Query = "2,1024,8,64",
-    keys: Keys = None,
-    kv_heads: KvHeads = None,
-    value_dim: ValueDim = None,
-    dtype: Dtype = "f32",
-    causal: Causal = False,
-    window: Window = None,
-    offset: Offset = None,
-    rope: Rope = False,
-    softcap: Softcap = None,
-    scale: Scale = None,
-    sinks: Sinks = False,
-    bias: Bias = None,
-    mask: Mask = None,
-    query_lengths: QueryLengths = False,
-    key_lengths: KeyLengths = False,
-    residual: Residual = False,
-    implementation: Implementation = None,
+    q: Annotated[
+        str, typer.Option("--q", metavar="B,T,N,H", help="Shape of the query; T,N,H is a batch of one.")
+    ] = "2,1024,8,64",
+    call: Any = None,
     wgsl: Annotated[bool, typer.Option("--wgsl", help="Print every shader that runs.")] = False,
     profile: Annotated[
         Path | None, typer.Option("--profile", help="Another machine's `wgattn info --json`: no adapter is needed.")
@@ -115,37 +82,17 @@ def explain(
     from wgattn._cli.explain import explain as command
     from wgattn._cli.options import workload
 
-    call = workload(
-        q, keys, kv_heads, value_dim, dtype,
-        causal=causal, window=window, offset=offset, rope=rope, softcap=softcap, scale=scale, sinks=sinks,
-        bias=bias, mask=mask, query_lengths=query_lengths, key_lengths=key_lengths, residual=residual,
-        implementation=implementation,
-    )  # fmt: skip
-    command(call, profile, wgsl, json)
+    command(workload(q, **call), profile, wgsl, json)
 
 
 @app.command()
+@spread(call=all_but("scale", "query_lengths", "key_lengths", "residual"))
 def tune(
     q: Annotated[
         str | None,
         typer.Option("--q", metavar="B,T,N,H", help="Tune for one call, with this query, not for common ones."),
     ] = None,
-    keys: Keys = None,
-    kv_heads: KvHeads = None,
-    value_dim: ValueDim = None,
-    dtype: Dtype = "f32",
-    causal: Causal = False,
-    window: Window = None,
-    offset: Offset = None,
-    rope: Rope = False,
-    softcap: Softcap = None,
-    sinks: Sinks = False,
-    bias: Bias = None,
-    mask: Mask = None,
-    implementation: Implementation = None,
-    cache: Annotated[
-        str | None, typer.Option("--cache", help="With T = 1: what the cache stores: float32, float16, int8, …")
-    ] = None,
+    call: Any = None,
     backward: Annotated[bool, typer.Option("--backward", help="With --q, tune the backward pass.")] = False,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Timed rounds; medians are compared.")] = 5,
     json: Json = False,
@@ -163,12 +110,8 @@ def tune(
         from wgattn._cli.options import workload
         from wgattn.bench.presets import single
 
-        call = workload(
-            q, keys, kv_heads, value_dim, dtype,
-            causal=causal, window=window, offset=offset, rope=rope, softcap=softcap, sinks=sinks, bias=bias, mask=mask,
-            implementation=implementation, cache=cache,
-        )  # fmt: skip
-        (case,) = single("backward" if backward else "decode" if cache else "forward", call, False)
+        kind = "backward" if backward else "decode" if call["cache"] else "forward"
+        (case,) = single(kind, workload(q, **call), False)
     raise typer.Exit(command.tune(case, rounds, json))
 
 

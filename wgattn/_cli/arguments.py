@@ -1,25 +1,77 @@
-"""The options that commands share: how a call is spelled on the command line."""
+"""The options that commands share: how a call is spelled on the command line, and tables of options for commands."""
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Query = Annotated[str, typer.Option("--q", metavar="B,T,N,H", help="Shape of the query; T,N,H is a batch of one.")]
-Keys = Annotated[int | None, typer.Option("--keys", metavar="S", help="Number of keys; T unless given.")]
-KvHeads = Annotated[int | None, typer.Option("--kv-heads", metavar="K", help="Key/value heads; N unless given.")]
-ValueDim = Annotated[int | None, typer.Option("--value-dim", metavar="HV", help="Head dim of value; H unless given.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="f32, f16 or bf16.")]
-Causal = Annotated[bool, typer.Option("--causal", help="Row i keeps keys up to i + offset.")]
-Window = Annotated[str | None, typer.Option("--window", metavar="LEFT,RIGHT", help="local_window_size, or one number.")]
-Offset = Annotated[int | None, typer.Option("--offset", help="query_offset.")]
-Rope = Annotated[bool, typer.Option("--rope", help="Rotate query and key by their positions.")]
-Softcap = Annotated[float | None, typer.Option("--softcap", help="Logits are capped: c·tanh(s/c).")]
-Scale = Annotated[float | None, typer.Option("--scale", help="Instead of 1/√H.")]
-Sinks = Annotated[bool, typer.Option("--sinks", help="One sink logit a head.")]
-Bias = Annotated[str | None, typer.Option("--bias", metavar="AXES", help="A bias with these axes of BNTS, e.g. NTS.")]
-Mask = Annotated[str | None, typer.Option("--mask", metavar="AXES", help="A bool mask with these axes of BNTS.")]
-QueryLengths = Annotated[bool, typer.Option("--query-lengths", help="query_seq_lengths are given.")]
-KeyLengths = Annotated[bool, typer.Option("--key-lengths", help="key_value_seq_lengths are given.")]
-Residual = Annotated[bool, typer.Option("--residual", help="The logsumexp of each row is returned too.")]
-Implementation = Annotated[str | None, typer.Option("--implementation", help="The name of a kernel family.")]
+
+
+class Option(NamedTuple):
+    """An option of a table: its annotation and its default."""
+
+    annotation: Any
+    default: Any = None
+
+
+def _told(kind: Any, name: str, told: str, metavar: str | None = None, default: Any = None) -> Option:
+    return Option(Annotated[kind, typer.Option(name, metavar=metavar, help=told)], default)
+
+
+CALL: Mapping[str, Option] = {
+    "keys": _told(int | None, "--keys", "Number of keys; T unless given.", "S"),
+    "kv_heads": _told(int | None, "--kv-heads", "Key/value heads; N unless given.", "K"),
+    "value_dim": _told(int | None, "--value-dim", "Head dim of value; H unless given.", "HV"),
+    "dtype": _told(str, "--dtype", "f32, f16 or bf16.", default="f32"),
+    "causal": _told(bool, "--causal", "Row i keeps keys up to i + offset.", default=False),
+    "window": _told(str | None, "--window", "local_window_size, or one number.", "LEFT,RIGHT"),
+    "offset": _told(int | None, "--offset", "query_offset."),
+    "rope": _told(bool, "--rope", "Rotate query and key by their positions.", default=False),
+    "softcap": _told(float | None, "--softcap", "Logits are capped: c·tanh(s/c)."),
+    "scale": _told(float | None, "--scale", "Instead of 1/√H."),
+    "sinks": _told(bool, "--sinks", "One sink logit a head.", default=False),
+    "bias": _told(str | None, "--bias", "A bias with these axes of BNTS, e.g. NTS.", "AXES"),
+    "mask": _told(str | None, "--mask", "A bool mask with these axes of BNTS.", "AXES"),
+    "query_lengths": _told(bool, "--query-lengths", "query_seq_lengths are given.", default=False),
+    "key_lengths": _told(bool, "--key-lengths", "key_value_seq_lengths are given.", default=False),
+    "residual": _told(bool, "--residual", "The logsumexp of each row is returned too.", default=False),
+    "cache": _told(str | None, "--cache", "With T = 1: what the cache stores: float32, float16, int8, …"),
+    "implementation": _told(str | None, "--implementation", "The name of a kernel family."),
+}
+
+
+def some(*names: str, **defaults: Any) -> Mapping[str, Option]:
+    """These options of a call, with defaults of their own where given."""
+    return {name: CALL[name]._replace(default=defaults.get(name, CALL[name].default)) for name in names}
+
+
+def all_but(*names: str) -> Mapping[str, Option]:
+    """The options of a call without these."""
+    return some(*(name for name in CALL if name not in names))
+
+
+def spread(**tables: Mapping[str, Option]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have a command take the options of a table in place of its parameter of that name, which gets them as a dict."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        shown: list[inspect.Parameter] = []
+        for own in inspect.signature(command).parameters.values():
+            options = tables.get(own.name, {own.name: Option(own.annotation, own.default)})
+            shown += [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+                for name, (annotation, default) in options.items()
+            ]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> Any:
+            dicts = {table: {name: given.pop(name) for name in options} for table, options in tables.items()}
+            return command(**dicts, **given)
+
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in shown}
+        return run
+
+    return decorate

@@ -97,7 +97,7 @@ def goal_cells(outcome: Outcome) -> tuple[str, str, str, str]:
     asked = f"{'≤' if goal.at_most else '≥'} {_goal_amount(goal, goal.asked)}"
     measured = outcome.reason if value is None else _goal_amount(goal, value)
     part = "" if outcome.reached is None else "met" if outcome.reached >= 1 else f"{outcome.reached:.2f}"
-    return f"{goal.command} {outcome.call}: {what}", asked, measured, part
+    return f"{outcome.call}: {what}", asked, measured, part
 
 
 def _goal_amount(goal: Goal, value: float) -> str:

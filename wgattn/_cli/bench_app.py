@@ -6,25 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wgattn._cli.arguments import (
-    Bias,
-    Causal,
-    Dtype,
-    Implementation,
-    Json,
-    KeyLengths,
-    Keys,
-    KvHeads,
-    Mask,
-    Offset,
-    QueryLengths,
-    Rope,
-    Scale,
-    Sinks,
-    Softcap,
-    ValueDim,
-    Window,
-)
+from wgattn._cli.arguments import Json, Option, all_but, some, spread
 
 bench = typer.Typer(help="Time wgattn beside its peers and the device's own ceilings.", no_args_is_help=True)
 
@@ -44,110 +26,63 @@ PresetOption = Annotated[
     Presets | None,
     typer.Option("--preset", help="The rows; what fits the adapter, unless given. quick is a first look."),
 ]
-Peers = Annotated[
-    str,
-    typer.Option("--peers", metavar="auto|none|LIST", help="Who is timed beside: jax, torch, onnxruntime, ncnn, …"),
-]
 Rounds = Annotated[int, typer.Option("--rounds", min=5, help="Timed rounds; medians are shown.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the JSON there too, after every row.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="PNG", help="Draw the rows; needs matplotlib.")]
 Plain = Annotated[bool, typer.Option("--plain/--no-plain", help="With --q, time the plain family too.")]
+PEERS = {
+    "peers": Option(
+        Annotated[
+            str,
+            typer.Option(
+                "--peers", metavar="auto|none|LIST", help="Who is timed beside: jax, torch, onnxruntime, ncnn, …"
+            ),
+        ],
+        "auto",
+    )
+}
+PRESET = {"preset": Option(PresetOption)}
+KEPT = {
+    "rounds": Option(Rounds, 7),
+    "as_json": Option(Json, False),
+    "out": Option(
+        Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the JSON there too, after every row.")]
+    ),
+    "plot": Option(Plot),
+}
+RUN = PRESET | PEERS | KEPT  # the options of a run, by the names that it takes
 
 
 @bench.command()
-def forward(
-    q: Call = None,
-    keys: Keys = None,
-    kv_heads: KvHeads = None,
-    value_dim: ValueDim = None,
-    dtype: Dtype = "f32",
-    causal: Causal = False,
-    window: Window = None,
-    offset: Offset = None,
-    rope: Rope = False,
-    softcap: Softcap = None,
-    scale: Scale = None,
-    sinks: Sinks = False,
-    bias: Bias = None,
-    mask: Mask = None,
-    query_lengths: QueryLengths = False,
-    key_lengths: KeyLengths = False,
-    implementation: Implementation = None,
-    plain: Plain = False,
-    preset: PresetOption = None,
-    peers: Peers = "auto",
-    rounds: Rounds = 7,
-    json: Json = False,
-    out: Out = None,
-    plot: Plot = None,
-) -> None:
+@spread(call=all_but("residual", "cache"), run=RUN)
+def forward(q: Call = None, call: Any = None, plain: Plain = False, run: Any = None) -> None:
     """Time the forward pass with inputs on the device, checked against the reference first."""
-    cases = _single(
-        "forward", q, plain, keys, kv_heads, value_dim, dtype,
-        causal=causal, window=window, offset=offset, rope=rope, softcap=softcap, scale=scale, sinks=sinks,
-        bias=bias, mask=mask, query_lengths=query_lengths, key_lengths=key_lengths, implementation=implementation,
-    )  # fmt: skip
-    _run(("forward",), preset, peers, rounds, json, out, plot, cases)
+    _run(("forward",), cases=_single("forward", q, plain, call), **run)
 
 
 @bench.command()
-def backward(
-    q: Call = None,
-    keys: Keys = None,
-    kv_heads: KvHeads = None,
-    value_dim: ValueDim = None,
-    dtype: Dtype = "f32",
-    causal: Causal = False,
-    window: Window = None,
-    implementation: Implementation = None,
-    plain: Plain = False,
-    preset: PresetOption = None,
-    peers: Peers = "auto",
-    rounds: Rounds = 7,
-    json: Json = False,
-    out: Out = None,
-    plot: Plot = None,
-) -> None:
+@spread(call=some("keys", "kv_heads", "value_dim", "dtype", "causal", "window", "implementation"), run=RUN)
+def backward(q: Call = None, call: Any = None, plain: Plain = False, run: Any = None) -> None:
     """Time forward and backward: the gradients by query, key and value, checked against the reference first."""
-    call = {"causal": causal, "window": window, "implementation": implementation}
-    cases = _single("backward", q, plain, keys, kv_heads, value_dim, dtype, **call)
-    _run(("backward",), preset, peers, rounds, json, out, plot, cases)
+    _run(("backward",), cases=_single("backward", q, plain, call), **run)
+
+
+DECODE = some("keys", "kv_heads", "value_dim", "dtype", "cache", "implementation", dtype="f16", cache="float16")
 
 
 @bench.command()
-def decode(
-    q: Call = None,
-    keys: Keys = None,
-    kv_heads: KvHeads = None,
-    value_dim: ValueDim = None,
-    dtype: Dtype = "f16",
-    cache: Annotated[str, typer.Option("--cache", help="What the cache stores: float32, float16, int8, …")] = "float16",
-    implementation: Implementation = None,
-    plain: Plain = False,
-    preset: PresetOption = None,
-    peers: Peers = "auto",
-    rounds: Rounds = 7,
-    json: Json = False,
-    out: Out = None,
-    plot: Plot = None,
-) -> None:
+@spread(call=DECODE, run=RUN)
+def decode(q: Call = None, call: Any = None, plain: Plain = False, run: Any = None) -> None:
     """Time the newest token's attention over a full cache: bytes of keys and values a second, beside plain reading."""
-    call = {"window": None, "cache": cache, "implementation": implementation}
-    cases = _single("decode", q, plain, keys, kv_heads, value_dim, dtype, **call)
-    _run(("decode",), preset, peers, rounds, json, out, plot, cases)
+    _run(("decode",), cases=_single("decode", q, plain, call), **run)
 
 
 @bench.command()
+@spread(call=some("keys", "kv_heads", "value_dim", "dtype", "causal", "window"))
 def bridge(
     q: Annotated[
         str | None, typer.Option("--q", metavar="B,T,N,H", help="The query; 1,2048,8,64, causal, K=2, unless given.")
     ] = None,
-    keys: Keys = None,
-    kv_heads: KvHeads = None,
-    value_dim: ValueDim = None,
-    dtype: Dtype = "f32",
-    causal: Causal = False,
-    window: Window = None,
+    call: Any = None,
     rounds: Rounds = 7,
     json: Json = False,
 ) -> None:
@@ -155,45 +90,39 @@ def bridge(
     from wgattn._cli.bench_bridge import bridge as command
     from wgattn._cli.options import workload
 
-    call = None if q is None else workload(q, keys, kv_heads, value_dim, dtype, causal=causal, window=window)
-    command(call, rounds, json)
+    command(None if q is None else workload(q, **call), rounds, json)
 
 
 @bench.command("compile")
-def compile_(
-    preset: PresetOption = None, rounds: Rounds = 7, json: Json = False, out: Out = None, plot: Plot = None
-) -> None:
+@spread(run=PRESET | KEPT)
+def compile_(run: Any = None) -> None:
     """Time the first call of new variants in fresh processes, and what a cached call costs the host."""
-    _run(("compile",), preset, "none", rounds, json, out, plot)
+    _run(("compile",), peers="none", **run)
 
 
 @bench.command()
-def memory(
-    preset: PresetOption = None, rounds: Rounds = 7, json: Json = False, out: Out = None, plot: Plot = None
-) -> None:
+@spread(run=PRESET | KEPT)
+def memory(run: Any = None) -> None:
     """Count the device's bytes beyond inputs and outputs, and what is left behind once warm."""
-    _run(("memory",), preset, "none", rounds, json, out, plot)
+    _run(("memory",), peers="none", **run)
 
 
 @bench.command("all")
-def all_(
-    preset: PresetOption = None,
-    peers: Peers = "auto",
-    rounds: Annotated[int | None, typer.Option("--rounds", min=5, help="Timed rounds; medians are shown.")] = None,
-    json: Json = False,
-    out: Out = None,
-    plot: Plot = None,
-) -> None:
+@spread(run=RUN | {"rounds": Option(Annotated[int | None, typer.Option("--rounds", min=5, help="Timed rounds.")])})
+def all_(run: Any = None) -> None:
     """Everything, one after the other: what to attach to an issue."""
     from wgattn.bench.run import COMMANDS
 
-    _run(COMMANDS, preset, peers, rounds or (5 if preset == "quick" else 7), json, out, plot)
+    rounds = run.pop("rounds") or (5 if run["preset"] == "quick" else 7)
+    _run(COMMANDS, rounds=rounds, **run)
 
 
 @bench.command()
 def show(
     files: Annotated[list[Path], typer.Argument(help="What --json or --out wrote, of one device.")],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown tables: the goals, then the rows.")
+    ] = False,
     plot: Plot = None,
 ) -> None:
     """Print reports that were written before, as one table, or draw them; no adapter is needed."""
@@ -202,16 +131,16 @@ def show(
     shown(files, markdown, plot)
 
 
-def _single(command: str, q: str | None, plain: bool, *sizes: Any, **call: Any) -> Any:
+def _single(command: str, q: str | None, plain: bool, call: dict[str, Any]) -> Any:
     if q is None:
         return None
     from wgattn._cli.options import workload
     from wgattn.bench.presets import single
 
-    return single(command, workload(q, *sizes, **call), plain)  # type: ignore[arg-type]
+    return single(command, workload(q, **call), plain)  # type: ignore[arg-type]
 
 
-def _run(commands: tuple[str, ...], *options: Any) -> None:
+def _run(commands: tuple[str, ...], **options: Any) -> None:
     from wgattn._cli.bench import bench as command
 
-    raise typer.Exit(command(commands, *options))
+    raise typer.Exit(command(commands, **options))

@@ -10,12 +10,11 @@ from wgattn.bench.workload import DTYPES, Workload
 
 def workload(
     q: str,
-    keys: int | None,
-    kv_heads: int | None,
-    value_dim: int | None,
-    dtype: str,
-    *,
-    window: str | None,
+    keys: int | None = None,
+    kv_heads: int | None = None,
+    value_dim: int | None = None,
+    dtype: str = "f32",
+    window: str | None = None,
     **options: Any,
 ) -> Workload:
     """The call that the options spell. Raises typer.BadParameter, which names the option and what it takes."""
