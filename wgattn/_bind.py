@@ -178,10 +178,10 @@ def window(given: Any) -> tuple[int, int]:
             return left, right
         return operator.index(given), operator.index(given)
     except (TypeError, ValueError):
-        raise TypeError(
-            f"local_window_size is an integer or (left, right), both integers that are compiled in; got {given!r}: under "
-            "jit name it in static_argnums, or give wgattn.masks.local(left, right, offset), whose offset is run-time"
-        ) from None
+        told = f"local_window_size is an integer or (left, right), both integers, compiled in; got {given!r}"
+        if isinstance(given, Array):
+            told += ": name it in static_argnums, or give wgattn.masks.local(left, right, offset), whose offset is run-time"
+        raise TypeError(told) from None
 
 
 def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
