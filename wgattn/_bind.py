@@ -180,7 +180,7 @@ def window(given: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         told = f"local_window_size is an integer or (left, right), both integers, compiled in; got {given!r}"
         if isinstance(given, Array):
-            told += ": name it in static_argnums, or give wgattn.masks.local(left, right, offset), whose offset is run-time"
+            told += ": name it in static_argnums, or give masks.local(left, right, offset), whose offset is run-time"
         raise TypeError(told) from None
 
 
