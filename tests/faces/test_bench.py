@@ -247,8 +247,8 @@ def test_device_clock_counts_repeated_launches(monkeypatch: pytest.MonkeyPatch) 
     if not profile.timestamps:
         pytest.fail("the adapter that tests run on has timestamps")
     seconds = forward(SMALL, SMALL.arrays()).contestant("", replace(profile, kind="discrete")).seconds
-    seconds(1)
-    assert 8 < seconds(64) / seconds(1) < 512
+    one, many = (min(seconds(count) for _ in range(5)) for count in (1, 64))
+    assert 8 < many / one < 512
 
 
 @pytest.mark.device
