@@ -98,7 +98,7 @@ def test_dtypes_of_query_key_and_value(operands: tuple[Any, Any, Any], text: str
         ({"query_offset": ones(3, dtype=np.int32)}, ValueError, r"query_offset must have shape \(\) or \(B,\)"),
         ({"local_window_size": (1, 2, 3)}, TypeError, r"an integer or \(left, right\)"),
         ({"local_window_size": 2.0}, TypeError, r"an integer or \(left, right\)"),
-        ({"local_window_size": wa.asarray(np.ones(2, np.int32))}, TypeError, "name it in static_argnums, or give masks"),
+        ({"local_window_size": wa.asarray(np.ones(2, np.int32))}, TypeError, "name it in static_argnums, or give"),
         ({"scale": float("inf")}, ValueError, "scale must be finite; got inf"),
         ({"scale": ones(2)}, ValueError, r"scale is a number or an array \(\); got float32 \(2,\)"),
         ({"softcap": 0.0}, ValueError, "softcap must be finite and above 0; got 0.0"),
