@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wgattn.masks import Mask
+
 from ._attention import dot_product_attention
 
 ArrayLike = Any
@@ -17,7 +19,7 @@ def flax_attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
     broadcast_dropout: bool = True,
     dropout_rng: Any = None,
     dropout_rate: float = 0.0,
@@ -32,8 +34,8 @@ def flax_attention(
     """`flax.nnx.dot_product_attention`'s signature, computed by wgattn; Linen's passes the same names.
 
     query (…, T, N, H), key (…, S, K, H), value (…, S, K, Hv), with any number of batch axes; bias and mask
-    broadcastable to (…, N, T, S). `is_causal` needs no mask: whole tiles of keys are skipped. `dtype` casts query, key
-    and value first; `options` are further ones of `wgattn.jax.dot_product_attention`.
+    broadcastable to (…, N, T, S), or mask a value of `wgattn.masks`. `is_causal` needs no mask: whole tiles of keys are
+    skipped. `dtype` casts query, key and value first; `options` are further ones of `wgattn.jax.dot_product_attention`.
 
     Raises ValueError for live dropout (dropout_rate > 0 and not deterministic) and for a `module` that would sow the
     weights: the weights are never made.
@@ -57,17 +59,20 @@ def flax_attention(
         wanted = jnp.result_type(query, key, value) if dtype is None else dtype
         query, key, value = (x.astype(wanted) for x in (query, key, value))
     lead = query.shape[:-3]
-    if mask is not None:
+    if mask is not None and not isinstance(mask, Mask):
         mask = jnp.asarray(mask).astype(bool)
     if len(lead) > 1:
         query, key, value = (x.reshape((math.prod(lead), *x.shape[-3:])) for x in (query, key, value))
-        bias, mask = (None if x is None else _one_batch_axis(jnp.asarray(x), lead) for x in (bias, mask))
+        bias, mask = (_one_batch_axis(x, lead) for x in (bias, mask))
     out = dot_product_attention(query, key, value, bias, mask, is_causal=is_causal, **options)
     return out.reshape((*lead, *out.shape[-3:]))
 
 
-def _one_batch_axis(x: jax.Array, lead: tuple[int, ...]) -> jax.Array:
+def _one_batch_axis(given: ArrayLike | Mask | None, lead: tuple[int, ...]) -> jax.Array | Mask | None:
     """A bias or mask (…, N, T, S) with its batch axes as one, of size 1 where it is broadcast along all."""
+    if given is None or isinstance(given, Mask):
+        return given
+    x = jnp.asarray(given)
     batch = x.shape[:-3]
     if math.prod(batch) != 1:
         x = jnp.broadcast_to(x, (*lead, *x.shape[-3:]))

@@ -10,6 +10,7 @@ from flax import nnx
 
 from tests.faces.jax.compare import THEIRS, normal
 from tests.tolerance import check
+from wgattn import masks
 from wgattn.jax import flax_attention
 
 Y = normal(0, 2, 10, 32)
@@ -42,6 +43,14 @@ def test_more_batch_axes() -> None:
     found = flax_attention(q, q, q, mask=mask)
     right = jax.vmap(lambda x: THEIRS(x, x, x, mask=mask))(q)
     check(np.asarray(found), np.asarray(right))
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("batch", [(2,), (2, 3)])
+def test_a_mask_may_be_a_value(batch: tuple[int, ...]) -> None:
+    x = normal(9, *batch, 12, 2, 8)
+    window = masks.causal() & masks.local(3, 0)
+    check(flax_attention(x, x, x, mask=window), np.asarray(flax_attention(x, x, x, mask=window.dense(12, 12))))
 
 
 def test_what_wgattn_does_not_have_raises() -> None:
