@@ -51,7 +51,7 @@ else:  # to a type checker this would be a module that has any name
             return import_module("wgattn._validate").validate
         if name == "jax":
             return import_module("wgattn.jax")
-        raise AttributeError(f"wgattn has no {name}")
+        raise AttributeError(f"wgattn has no {name}: it computes attention, and the rest is for jax.numpy or NumPy")
 
 
 def __dir__() -> list[str]:
