@@ -43,14 +43,6 @@ fn factor_for(grad_out: f32, value: f32) -> f32 {
 var<workgroup> head_tile: array<vec4u, STAGED * HEAD_PITCH>;
 // STAGED · VALUE_PITCH · 16 bytes
 var<workgroup> value_tile: array<vec4u, STAGED * VALUE_PITCH>;
-%% if not HOLD_HEAD
-// OWN · HEAD_PITCH · 16 bytes: own rows that are no matrices for good
-var<workgroup> own_head_tile: array<vec4u, OWN * HEAD_PITCH>;
-%% endif
-%% if not HOLD_VALUE
-// OWN · VALUE_PITCH · 16 bytes
-var<workgroup> own_value_tile: array<vec4u, OWN * VALUE_PITCH>;
-%% endif
 // SUBGROUPS · EXCHANGE · 16 bytes: 16 scores and gradients by weights a row, or sums; then weights and gradients by scores
 var<workgroup> exchange: array<vec4u, SUBGROUPS * EXCHANGE>;
 %% if BY == "key_value"
@@ -69,8 +61,7 @@ fn other_half(thread: u32, value: f32) -> f32 {
 }
 
 %% endif
-{% set unheld = (() if HOLD_HEAD else ("own_head_tile",)) + (() if HOLD_VALUE else ("own_value_tile",)) %}
-{{ matrices.emulation(("head_tile", "value_tile", "exchange"), ("head_tile", "value_tile") + unheld, (), ("exchange",)) }}
+{{ matrices.emulation(("head_tile", "value_tile", "exchange"), ("head_tile", "value_tile"), (), ("exchange",)) }}
 %% if problem.segments
 {% include "attention/segment_ranges.wgsl" %}
 
@@ -171,11 +162,11 @@ fn matrix(
         own_span = {{ "block_keys(b, from_own, to_own - 1u, parameters.key_first, parameters.key_end)" if BY == "query" else "query_rows(b, from_own, to_own)" }};
     }
     {{ tiles.hold_own() }}
-    let largest_at = parameters.largest_at + 2u * (batch_of(b) * (parameters.N_all / parameters.G) + parameters.k_first + k);
-    let largest_value = bitcast<f32>(rows[largest_at]);
-%% if BY == "key_value"
-    let largest_grad_out = bitcast<f32>(rows[largest_at + 1u]);
-%% endif
+    let largest_at = parameters.largest_at + 2u * LARGEST_PARTS * (batch_of(b) * (parameters.N_all / parameters.G) + parameters.k_first + k);
+    var largest = vec2u();
+    for (var part = 0u; part < LARGEST_PARTS; part++) {
+        largest = max(largest, vec2u(rows[largest_at + 2u * part], rows[largest_at + 2u * part + 1u]));
+    }
 %% for r in blocks
     let own_{{ r }} = from_own + {{ 16 * r }}u + row;
     let there_{{ r }} = own_{{ r }} < own_end;
@@ -188,22 +179,16 @@ fn matrix(
 %% endif
 %% if BY == "query"
     {{ tiles.find_largest(r, other_half) }}
-    let factor_{{ r }} = factor_for(largest_{{ r }}, largest_value);
+    let factor_{{ r }} = factor_for(largest_{{ r }}, bitcast<f32>(largest.x));
 %% else
     // Of a row's delta every key has a share, so that its own V says nothing.
-    let factor_{{ r }} = factor_for(largest_grad_out, largest_value);
+    let factor_{{ r }} = factor_for(bitcast<f32>(largest.y), bitcast<f32>(largest.x));
 %% endif
 %% for c in head_steps
     var head_sum_{{ r }}_{{ c }} = {{ matrices.zero() }};
 %% endfor
 %% for c in value_steps
     var value_sum_{{ r }}_{{ c }} = {{ matrices.zero() }};
-%% endfor
-%% endfor
-%% for r in blocks
-%% for t in columns
-    var score_{{ r }}_{{ t }} = {{ matrices.zero() }};
-    var gradient_{{ r }}_{{ t }} = {{ matrices.zero() }};
 %% endfor
 %% endfor
     let scale = query_scale(b);
@@ -215,18 +200,13 @@ fn matrix(
     var ids = vec2i();
     staged = next_tile(b, staged, span.y, own_ids, &ids);
 %% endif
-%% if AHEAD
     {{ tiles.fetch("staged", "0u") }}
-%% endif
 %% if BY == "key_value"
     var shared_head = 0u;
 %% endif
     while (staged < span.y) {
 %% if BY == "key_value"
         n = k * sharing + shared_head;
-%% endif
-%% if not AHEAD
-        {{ tiles.fetch("staged", "shared_head") }}
 %% endif
         workgroupBarrier();
         {{ tiles.put() }}
@@ -245,27 +225,11 @@ fn matrix(
 %% endif
             next = {{ "next_tile(b, staged + STAGED, span.y, own_ids, &ids)" if problem.segments else "staged + STAGED" }};
         }
-%% if AHEAD
         {{ tiles.fetch("next", "next_head") }}
-%% endif
 
-%% if EARLY
-        // Products are made a step ahead, so that they are under way while weights are made.
-        if ({{ own("staged") }}) {
-            {{ tiles.both_products("0u") }}
-        }
-%% endif
         for (var place = 0u; place < STAGED; place += STREAM) {
             let tile = staged + place;
-%% if EARLY
-            let early = place + STREAM < STAGED && {{ own("tile + STREAM") }};
-%% endif
             if (!({{ own("tile") }})) {
-%% if EARLY
-                if (early) {
-                    {{ tiles.both_products("(place + STREAM)") }}
-                }
-%% endif
                 continue;
             }
             let tile_end = min(tile + STREAM, span.y);
@@ -282,9 +246,8 @@ fn matrix(
 %% else
             let whole = false;
 %% endif
-%% if not EARLY
-            {{ tiles.both_products("place") }}
-%% endif
+            {{ tiles.products("score", "head", HEAD_STEPS, "HEAD_PITCH") }}
+            {{ tiles.products("gradient", "value", VALUE_STEPS, "VALUE_PITCH") }}
 %% for r in blocks
 %% for t in columns
             {{ settle() }}
@@ -328,12 +291,6 @@ fn matrix(
 %% endfor
             }
 %% endfor
-
-%% if EARLY and loop.last
-            if (early) {
-                {{ tiles.both_products("(place + STREAM)") }}
-            }
-%% endif
             {{ settle() }}
 %% for t in columns
             exchange[own_factors + {{ 2 * t }}u] = eight(factor_{{ r }} * d_{{ r }}_{{ t }}_0, factor_{{ r }} * d_{{ r }}_{{ t }}_1);

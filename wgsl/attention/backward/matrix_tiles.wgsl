@@ -18,62 +18,42 @@
 {{ name }}_row(b, {{ "%s - parameters.key_first" % i if name in ("key", "value") else i }}, {{ head }})
 {%- endmacro %}
 
-{# `count` own rows from `first` on into a tile. #}
-{% macro stage_own(tile, name, eights, pitch, first, count) %}
-        for (var i = thread; i < {{ count }} * {{ eights }}u; i += WORKGROUP) {
-            let at = first_own + {{ first }} + i / {{ eights }}u;
-            var four = vec4u();
-            if (at < own_live) {
-                four = {{ words(name, row(name, "at", own_head), "i %% %du" % eights) }};
-            }
-            {{ tile }}[i / {{ eights }}u * {{ pitch }} + i % {{ eights }}u] = four;
-        }
-{% endmacro %}
-
-{% macro load_own(tile, at, pitch) -%}
-{{ matrices.load("right", tile, at, pitch, "col_major") }}
-{%- endmacro %}
-
-{# Own rows: matrices own_head_…, own_value_… where they are held, else a tile for good. #}
+{# Own rows: matrices own_head_… and own_value_…, as many rows at a time as there is room for. #}
 {% macro hold_own() %}
-{% set sides = (("head", HOLD_HEAD, own_names[0], HEAD_EIGHTS, "HEAD_PITCH", HEAD_STEPS), ("value", HOLD_VALUE, own_names[1], VALUE_EIGHTS, "VALUE_PITCH", VALUE_STEPS)) %}
-%% for side, held, name, eights, pitch, steps in sides
-%% if not held
-        {{ stage_own("own_%s_tile" % side, name, eights, pitch, "0u", "OWN") }}
-%% else
+{% set sides = (("head", own_names[0], HEAD_EIGHTS, "HEAD_PITCH", HEAD_STEPS), ("value", own_names[1], VALUE_EIGHTS, "VALUE_PITCH", VALUE_STEPS)) %}
+%% for side, name, eights, pitch, steps in sides
 %% for r in blocks
 %% for c in range(steps)
     var own_{{ side }}_{{ r }}_{{ c }} = {{ matrices.type("right") }}();
 %% endfor
 %% endfor
-%% endif
 %% endfor
-%% if HOLD_HEAD or HOLD_VALUE
-    // As many own rows at a time as there is room for.
     for (var first = 0u; first < OWN; first += STAGED) {
         workgroupBarrier();
-%% for side, held, name, eights, pitch, steps in sides
-%% if held
-        {{ stage_own("%s_tile" % side, name, eights, pitch, "first", "STAGED") }}
-%% endif
+%% for side, name, eights, pitch, steps in sides
+        for (var i = thread; i < STAGED * {{ eights }}u; i += WORKGROUP) {
+            let at = first_own + first + i / {{ eights }}u;
+            var four = vec4u();
+            if (at < own_live) {
+                four = {{ words(name, row(name, "at", own_head), "i %% %du" % eights) }};
+            }
+            {{ side }}_tile[i / {{ eights }}u * {{ pitch }} + i % {{ eights }}u] = four;
+        }
 %% endfor
         workgroupBarrier();
 %% for r in blocks
         {
             let from_row = (subgroup * BLOCKS + {{ r }}u) * 16u;
             if (from_row / STAGED == first / STAGED) {
-%% for side, held, name, eights, pitch, steps in sides
-%% if held
+%% for side, name, eights, pitch, steps in sides
 %% for c in range(steps)
-                own_{{ side }}_{{ r }}_{{ c }} = {{ load_own(side ~ "_tile", "(from_row - first) * %s + %du" % (pitch, 2 * c), pitch) }};
+                own_{{ side }}_{{ r }}_{{ c }} = {{ matrices.load("right", side ~ "_tile", "(from_row - first) * %s + %du" % (pitch, 2 * c), pitch, "col_major") }};
 %% endfor
-%% endif
 %% endfor
             }
         }
 %% endfor
     }
-%% endif
 {% endmacro %}
 
 {# What find_largest compares elements by. #}
@@ -189,33 +169,22 @@ fn larger(most: u32, words: vec4u) -> u32 {
 {% endmacro %}
 
 {# Streamed rows times own rows, into matrices {name}_{block}_{column}: scores' transposes. #}
-{% macro products(name, side, steps, pitch, held, place) %}
+{% macro products(name, side, steps, pitch) %}
 %% for r in blocks
 %% for t in columns
-            {{ name }}_{{ r }}_{{ t }} = {{ matrices.zero() }};
+            var {{ name }}_{{ r }}_{{ t }} = {{ matrices.zero() }};
 %% endfor
 %% endfor
 %% for c in range(steps)
-            {
-%% if not held
-%% for r in blocks
-                let own_{{ side }}_{{ r }}_{{ c }} = {{ load_own("own_%s_tile" % side, "(subgroup * BLOCKS + %du) * 16u * %s + %du" % (r, pitch, 2 * c), pitch) }};
-%% endfor
-%% endif
 %% for t in columns
-                let streamed_{{ t }} = {{ matrices.load("left", side ~ "_tile", "(%s + %du) * %s + %du" % (place, 16 * t, pitch, 2 * c), pitch) }};
+            {
+                let streamed = {{ matrices.load("left", side ~ "_tile", "(place + %du) * %s + %du" % (16 * t, pitch, 2 * c), pitch) }};
 %% for r in blocks
-                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("streamed_%d" % t, "own_%s_%d_%d" % (side, r, c), "%s_%d_%d" % (name, r, t)) }};
-%% endfor
+                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("streamed", "own_%s_%d_%d" % (side, r, c), "%s_%d_%d" % (name, r, t)) }};
 %% endfor
             }
 %% endfor
-{% endmacro %}
-
-{# The scores and the gradients by weights of a step. #}
-{% macro both_products(place) %}
-{{ products("score", "head", HEAD_STEPS, "HEAD_PITCH", HOLD_HEAD, place) }}
-{{ products("gradient", "value", VALUE_STEPS, "VALUE_PITCH", HOLD_VALUE, place) }}
+%% endfor
 {% endmacro %}
 
 {# Factors times streamed rows, onto the sums. #}

@@ -62,15 +62,15 @@ def test_option(option: str, here: DeviceProfile) -> None:
 @pytest.mark.parametrize(
     ("small", "option"),
     [
-        (Tile(1, 2, 16, steps=2, hold_value=False), "causal"),
-        (Tile(2, 1, 32, hold_head=False, hold_value=False), "segments"),
-        (Tile(3, 1, 16, steps=2, early=True, ahead=False), "window"),
+        (Tile(1, 2, 16, steps=2), "causal"),
+        (Tile(1, 1, 32), "segments"),
+        (Tile(3, 1, 16, steps=2), "window"),
     ],
     indirect=["small"],
     ids=str,
 )
 def test_tiles(option: str, here: DeviceProfile) -> None:
-    """Two blocks of rows a subgroup, steps staged together, own rows read again each step, nothing read ahead."""
+    """Two blocks of rows a subgroup, two blocks of rows a step, several steps staged together."""
     compare(matrix, half(T=70), profile=here, **options_of(2, 70, 70, 4)[option])
 
 

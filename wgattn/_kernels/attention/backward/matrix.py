@@ -10,6 +10,7 @@ from wgattn._kernels.attention.backward.work import (
     ADDING,
     GRAD_OUT,
     LARGEST,
+    LARGEST_PARTS,
     key_heads,
     shader,
     sums_binding,
@@ -34,20 +35,12 @@ class Tile:
     """`subgroups` of a workgroup with `blocks` times 16 own rows each; `stream` rows of the other side a step.
 
     `steps` steps' rows are staged at a time, so that subgroups wait for each other less often.
-    `early`: products of a step are made while weights of the one before are.
-    Own rows of head_dim and of value_dim are matrices for good
-    where they are held, else they lie in workgroup memory. With `ahead`, what streams is read from storage a step
-    before it is staged.
     """
 
     subgroups: int
     blocks: int
     stream: int
     steps: int = 1
-    early: bool = False
-    hold_head: bool = True
-    hold_value: bool = True
-    ahead: bool = True
 
     @property
     def own(self) -> int:
@@ -75,37 +68,23 @@ class Tile:
         return SIDE * max(SCORE_PITCH, self.pitches(sweep, by)["FACTOR_PITCH"])
 
     def workgroup_bytes(self, sweep: AttentionProblem, by: str) -> int:
-        """What streams, own rows that are not held, what subgroups exchange, and the statistics of streamed rows."""
+        """What streams, what subgroups exchange, and the statistics of streamed rows."""
         pitch = self.pitches(sweep, by)
-        head = pitch["HEAD_PITCH"] * (self.staged + (0 if self.hold_head else self.own))
-        value = pitch["VALUE_PITCH"] * (self.staged + (0 if self.hold_value else self.own))
+        staged = self.staged * (pitch["HEAD_PITCH"] + pitch["VALUE_PITCH"])
         statistics = self.staged * 8 if by == "key_value" else 0
-        return (head + value + self.subgroups * self.exchange(sweep, by)) * 16 + statistics
+        return (staged + self.subgroups * self.exchange(sweep, by)) * 16 + statistics
 
     def registers(self, sweep: AttentionProblem, by: str) -> int:
         """32-bit registers of a lane that hold matrices: sums, own rows, scores and gradients by weights."""
         head, value = sweep.head_dim, sweep.value_dim
         sums = head // 2 + (value // 2 if by == "key_value" else 0)
-        held = (head // 4 if self.hold_head else 0) + (value // 4 if self.hold_value else 0)
-        return self.blocks * (sums + held + self.stream)
+        return self.blocks * (sums + head // 4 + value // 4 + self.stream)
 
 
 # Fastest first.
 TILES = {
-    "query": (
-        Tile(4, 2, 32),
-        Tile(8, 1, 32),
-        Tile(4, 1, 32),
-        Tile(2, 1, 16, hold_head=False, hold_value=False),
-        Tile(1, 1, 16),
-    ),
-    "key_value": (
-        Tile(8, 1, 32, steps=2),
-        Tile(8, 1, 16, steps=2),
-        Tile(4, 1, 16),
-        Tile(2, 1, 16, hold_head=False, hold_value=False),
-        Tile(1, 1, 16),
-    ),
+    "query": (Tile(4, 2, 32), Tile(8, 1, 16, 2), Tile(4, 1, 32), Tile(2, 1, 16), Tile(1, 1, 16)),
+    "key_value": (Tile(8, 1, 32, 2), Tile(8, 1, 16, 2), Tile(4, 1, 16), Tile(2, 1, 16), Tile(1, 1, 16)),
 }
 MOST_REGISTERS = 208  # of 255 that a lane may have
 
@@ -212,8 +191,8 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, direct: bo
     sweep, tile = problem.sweep, _tile(problem, profile, by)
     wide, emulated = _wide(problem), is_emulated(profile)
     words = (
-        f"s{tile.subgroups}x{tile.blocks}k{tile.stream}x{tile.steps}" + "e" * tile.early,
-        "h" * tile.hold_head + "v" * tile.hold_value + "a" * tile.ahead + "w" * wide + "d" * direct,
+        f"s{tile.subgroups}x{tile.blocks}k{tile.stream}x{tile.steps}",
+        *(("wide" + "direct" * direct,) if wide else ()),
         *(("emulated",) if emulated else ()),
     )
     placed: tuple[tuple[str, ...], ...] = (("query", "t", "n"), ("key", "s", "k"), ("value", "s", "k"))
@@ -235,10 +214,6 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, direct: bo
         "STREAM": tile.stream,
         "STAGED": tile.staged,
         "STREAM_BLOCKS": tile.stream // SIDE,
-        "HOLD_HEAD": tile.hold_head,
-        "HOLD_VALUE": tile.hold_value,
-        "AHEAD": tile.ahead,
-        "EARLY": tile.early,
         "HEAD_STEPS": sweep.head_dim // SIDE,
         "VALUE_STEPS": sweep.value_dim // SIDE,
         "HEAD_EIGHTS": sweep.head_dim // 8,
@@ -247,6 +222,7 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, direct: bo
         "VALUE_CHUNKS": sweep.value_dim // 4,
         "HEAD_PIECES": -(-tile.staged * sweep.head_dim // 8 // tile.threads),
         "VALUE_PIECES": -(-tile.staged * sweep.value_dim // 8 // tile.threads),
+        "LARGEST_PARTS": LARGEST_PARTS,
         "EXCHANGE": tile.exchange(sweep, by),
         **tile.pitches(sweep, by),
     }

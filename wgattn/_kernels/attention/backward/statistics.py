@@ -8,6 +8,7 @@ from wgattn._kernels.attention.backward.work import (
     ADDING,
     GRAD_OUT,
     LARGEST,
+    LARGEST_PARTS,
     WORKGROUP,
     Work,
     grad_out_binding,
@@ -142,12 +143,13 @@ def largest(work: Work, box: Box, add: bool) -> Launch:
         left,
         bound,
         (*GRAD_OUT, *ADDING, *LARGEST),
-        (("WORKGROUP", LARGEST_WORKGROUP),),
+        (("WORKGROUP", LARGEST_WORKGROUP), ("LARGEST_PARTS", LARGEST_PARTS)),
         ("query", "key", "out"),
         LARGEST_WORKGROUP * 4,
         natural,
     )
-    return launch(work, variant, left, box, box.batch * key_heads(box, work.group), add=int(add))
+    count = LARGEST_PARTS * box.batch * key_heads(box, work.group)
+    return launch(work, variant, left, box, count, add=int(add))
 
 
 def empty_rows(work: Work, box: Box, add: bool) -> Launch:

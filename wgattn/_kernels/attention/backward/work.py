@@ -33,6 +33,7 @@ from wgattn._runtime.profile import Limits
 
 WORKGROUP = 64
 GRAD_OUT: tuple[tuple[str, Scalar], ...] = tuple((f"grad_out_{axis}", "u32") for axis in ("at", "b0", "b1", "t", "n"))
+LARGEST_PARTS = 16  # workgroups that look for the largest elements of a key/value head
 LARGEST: tuple[tuple[str, Scalar], ...] = (("largest_at", "u32"),)
 ADDING: tuple[tuple[str, Scalar], ...] = (("statistics_at", "u32"), ("add", "u32"))
 
@@ -50,7 +51,7 @@ class Work:
 
     @property
     def largest_at(self) -> int:
-        """Where the largest elements of V and of grad_out lie in `rows`, two numbers a key/value head."""
+        """Where the largest elements of V and of grad_out lie in `rows`, two numbers a part of a key/value head's."""
         b0, b1, queries, heads, _ = self.operands["query"].shape
         return self.statistics_at + b0 * b1 * queries * heads * statistics_words(self.problem.sweep)
 
@@ -82,7 +83,8 @@ def gather(sweep: AttentionProblem, operands: Mapping[str, Operand]) -> tuple[Ro
         places[name] = (at, step_of(name, operand, batch))
         steps.append(Copy(Bytes(name, 4 * operand.offset, 4 * count), "rows", 4 * at))
         at += count
-    words = at + batch * queries * heads * statistics_words(sweep) + 2 * batch * operands["key"].shape[3]
+    words = at + batch * queries * heads * statistics_words(sweep)
+    words += 2 * LARGEST_PARTS * batch * operands["key"].shape[3]
     return Rows(places, Bytes("rows"), tuple(steps), {"rows": Scratch(4 * words)}), at
 
 
