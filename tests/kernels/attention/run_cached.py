@@ -122,8 +122,9 @@ def run_cached(
     rope: Rope | None = None,
     sinks: np.ndarray | None = None,
     profile: Any = None,
+    kept: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Output and float32 residual of query BTNH, whose last token is the sequence's last."""
+    """Output and float32 residual of query BTNH, whose last token is the sequence's last; not `kept`, it is all 0."""
     profile = profile or _runtime.current_profile()
     B, T, N, H = query.shape
     Hv = cache.head_dims[1]
@@ -134,7 +135,7 @@ def run_cached(
         if cache.ring:
             clauses = (*clauses, (Bound("upper", "constant", cache.ring - 1), Bound("upper", "diagonal")))
     call = Call(
-        clauses=clauses, softcap=softcap, rope=rope, residual=float32, empty="zero",
+        clauses=clauses, softcap=softcap, rope=rope, residual=float32 if kept else None, empty="zero",
         page_size=cache.page_size, ring=cache.ring,
     )  # fmt: skip
     given: dict[str, np.ndarray] = {
@@ -164,9 +165,10 @@ def run_cached(
     support = family.supports(problem, profile)
     assert support, support.reason
     plan = family.plan(problem, call, operands, profile)
-    made = run_plan(plan, given, {"out": B * T * N * pitch * query.dtype.itemsize, "residual": B * T * N * 4})
+    results = {"out": B * T * N * pitch * query.dtype.itemsize} | ({"residual": B * T * N * 4} if kept else {})
+    made = run_plan(plan, given, results)
     answer = made["out"].view(query.dtype).reshape(B, T, N, pitch)[..., :Hv]
-    return answer, made["residual"].view(np.float32).reshape(B, T, N)
+    return answer, made["residual"].view(np.float32).reshape(B, T, N) if kept else np.zeros((B, T, N), np.float32)
 
 
 def _rows(array: np.ndarray, B: int, dim: int | None, cache: Cache) -> Operand:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from wgattn._dtypes import float32, short_name
+from wgattn._dtypes import float8_e4m3fn, float32, int8, short_name
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
-from wgattn._kernels.attention.launches import enough_buffers, plan_row, split_candidates
+from wgattn._kernels.attention.launches import SPLITS, enough_buffers, plan_row, split_candidates
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
@@ -20,6 +20,9 @@ MOST_HEADS = 8  # query heads that one read of a key serves
 ELEMENTS = 32  # of a lane's query and of its sums, over its heads: what stays in registers
 MOST_ELEMENTS = 96  # where no team is large enough for that
 TEAMS = (8, 16, 32, 4)  # lanes, as they are tried: eight read whole cache lines of most types
+BYTE_ELEMENTS = 64  # the same where a lane of a discrete GPU, which has 255 registers, reads elements of one byte
+EARLY = False
+BYTE_WORKGROUPS = 512  # that fill a discrete GPU with lanes of so many registers
 SLACK = 8.0  # how far a logit may lie above the running maximum
 
 
@@ -36,13 +39,15 @@ class Step(NamedTuple):
 class Team:
     """`lanes` that share the rows of `heads` query heads, and take `batch` keys at a time, `unit` bytes a read.
 
-    unit 0: rows are read four elements at a time, by the shared readers.
+    unit 0: rows are read four elements at a time, by the shared readers. `digits`: int8 keys are multiplied as they
+    are, by query rows of so many int8 digits; 0: products are of float32.
     """
 
     lanes: int
     heads: int
     batch: int
     unit: int
+    digits: int
 
     def steps(self) -> tuple[Step, ...]:
         """How products are summed over the team: keys are halved, then heads; what is odd is added by both sides."""
@@ -79,18 +84,39 @@ def _first_team(problem: AttentionProblem, profile: DeviceProfile, teams: tuple[
     fitting = [n for n in teams if n <= profile.team and not any(dim // 4 % n for dim in dims)]
     for blocks in range(-(-problem.group // MOST_HEADS), problem.group + 1):
         heads = -(-problem.group // blocks)
-        for most in (ELEMENTS, MOST_ELEMENTS):
+        for most in (_elements(problem, profile), MOST_ELEMENTS):
             for lanes in fitting:
                 if max(dims) * heads <= most * lanes:
-                    batch = min(lanes, 4 if problem.key_dtype == float32 else 8)
-                    return Team(lanes, heads, batch, _unit(problem, lanes))
+                    batch, unit = min(lanes, 4 if problem.key_dtype == float32 else 8), _unit(problem, lanes)
+                    return Team(lanes, heads, batch, unit, _digits(problem) if unit else 0)
     return None
+
+
+def _elements(problem: AttentionProblem, profile: DeviceProfile) -> int:
+    wide = profile.kind == "discrete" and of_bytes(problem)
+    return BYTE_ELEMENTS if wide else ELEMENTS
+
+
+def of_bytes(problem: AttentionProblem) -> bool:
+    """Whether keys and values are read in units of a cache whose elements have one byte each."""
+    return problem.key_dtype.itemsize == 1 and problem.aligned > 0 and _direct(problem)
+
+
+def _digits(problem: AttentionProblem) -> int:
+    """Digits of 8 bits that a query's numbers need beside the largest of their row: two are off by 2^-16 of it."""
+    if problem.key_dtype != int8:
+        return 0
+    return 3 if float32 in (problem.query_dtype, problem.residual) else 2
+
+
+def _direct(problem: AttentionProblem) -> bool:
+    return problem.rope is None and problem.exact_dims and problem.value_dtype == problem.key_dtype
 
 
 def _unit(problem: AttentionProblem, lanes: int) -> int:
     """The widest read that divides the rows among the lanes."""
     size = problem.key_dtype.itemsize
-    if problem.rope is not None or not problem.exact_dims or problem.value_dtype != problem.key_dtype:
+    if not _direct(problem):
         return 0
     rows = math.gcd(problem.head_dim, problem.value_dim) * size
     units = (unit for unit in (16, 8, 4) if unit >= 4 * size and unit <= problem.aligned)
@@ -123,9 +149,12 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
     steps = team.steps()
     quads = int(team.unit // (4 * problem.key_dtype.itemsize)) if team.unit else 1
     scaled = problem.scales and team.unit > 0  # once a logit and a weight; the shared readers scale what they read
+    ahead = team.unit > 0 and problem.key_dtype.itemsize == 1
+    half = ahead and profile.f16 and problem.key_dtype == float8_e4m3fn
+    word = f"n{team.heads}l{team.lanes}k{team.batch}u{team.unit}"
     return Variant(
         family=name,
-        name=variant_name(name, problem, partial, f"n{team.heads}l{team.lanes}k{team.batch}u{team.unit}"),
+        name=variant_name(name, problem, partial, word + f"d{team.digits}" * bool(team.digits) + "h" * half),
         template="attention/decode_subgroups.wgsl",
         constants=(
             *constants(problem, partial, unit=team.unit),
@@ -144,6 +173,11 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("VALUE_CHUNKS", problem.value_dim // 4),
             ("SLACK", SLACK),
             ("SCALED", scaled),
+            ("AHEAD", ahead),
+            ("EARLY", EARLY),
+            ("DIGITS", team.digits),
+            ("HALF", half),
+            ("NAN_IS_INFINITE", half),
             ("steps", steps),
             ("key_name", short_name(problem.key_dtype)),
             ("value_name", short_name(problem.value_dtype)),
@@ -151,13 +185,15 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
         bindings=bindings(problem, partial, unit=team.unit),
         parameters=parameters(problem),
         workgroup_bytes=_workgroup_bytes(problem, team),
-        features=frozenset({"subgroup"}),
+        features=frozenset({"subgroup", "shader-f16"} if half else {"subgroup"}),
         reason=f"one query row: teams of {team.lanes} lanes read keys and values once for {team.heads} heads",
     )
 
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
     team = _team(problem, profile)
+    if max(problem.head_dim, problem.value_dim) * team.heads > ELEMENTS * team.lanes and of_bytes(problem):
+        profile = replace(profile, tuned=((SPLITS, BYTE_WORKGROUPS), *profile.tuned))
     return plan_row(
         problem,
         call,
