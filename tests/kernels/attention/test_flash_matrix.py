@@ -124,5 +124,7 @@ def test_reasons() -> None:
     assert "shader-f16" in reason(replace(MATRICES, f16=False))
     assert "not f32" in reason(query=float32, cache=float32)
     assert "not bf16" in reason(query=bfloat16, cache=bfloat16)
+    widened = replace(problem_of(*CALLS["causal"], query=float16, cache=float16), out_dtype=float32)
+    assert "a result of f32 would show" in flash_matrix.supports(widened, MATRICES).reason
     assert "T from 2 on" in reason(T=1)
     assert "head dims above 256" in reason(H=300, Hv=300)
