@@ -100,7 +100,7 @@ fn decode(
     let k_rows = key_rows(b, k);
     let v_rows = value_rows(b, k);
 %% if AHEAD
-    // Keys and values are read a turn before they are needed, each as soon as its place is free.
+    // Keys, values and scales are read a turn before they are needed, each as soon as its place is free.
 %% for j in batch
 %% for i in range(KEY_QUADS // QUADS)
     var key_{{ j }}_{{ i }} = {{ word_type }}();
@@ -109,7 +109,7 @@ fn decode(
     var value_{{ j }}_{{ i }} = {{ word_type }}();
 %% endfor
 %% endfor
-%% if SCALED and EARLY
+%% if SCALED and AHEAD
     var next_key_scale = 0.0;
     var next_value_scale = 0.0;
 %% endif
@@ -123,7 +123,7 @@ fn decode(
         value_{{ j }}_{{ i }} = value[(v_rows + slot_{{ j }} * parameters.value_s) / {{ 4 * QUADS }}u + lane + {{ i * LANES }}u];
 %% endfor
 %% endfor
-%% if SCALED and EARLY
+%% if SCALED and AHEAD
         let scales_first = scales_at(b, key_slot(b, min(keys.x + team * BATCH + own_key, keys.y - 1u)), k);
         next_key_scale = scales[scales_first];
         next_value_scale = scales[scales_first + 1u];
@@ -216,7 +216,7 @@ fn decode(
         // Without a branch: the compiler may then read values before it has the logits.
         let own_s = min(first + own_key, keys.y - 1u);
         let there = first + own_key < keys.y;
-%% if SCALED and EARLY
+%% if SCALED and AHEAD
         let key_scale = next_key_scale;
         let value_scale = {{ "select(0.0, next_value_scale, key_there(b, own_s))" if problem.paged else "next_value_scale" }};
         let scales_next = scales_at(b, key_slot(b, min(own_s + TEAMS * BATCH, keys.y - 1u)), k);

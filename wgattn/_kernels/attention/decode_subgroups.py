@@ -21,7 +21,6 @@ ELEMENTS = 32  # of a lane's query and of its sums, over its heads: what stays i
 MOST_ELEMENTS = 96  # where no team is large enough for that
 TEAMS = (8, 16, 32, 4)  # lanes, as they are tried: eight read whole cache lines of most types
 BYTE_ELEMENTS = 64  # the same where a lane of a discrete GPU, which has 255 registers, reads elements of one byte
-EARLY = False
 BYTE_WORKGROUPS = 512  # that fill a discrete GPU with lanes of so many registers
 SLACK = 8.0  # how far a logit may lie above the running maximum
 
@@ -174,7 +173,6 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("SLACK", SLACK),
             ("SCALED", scaled),
             ("AHEAD", ahead),
-            ("EARLY", EARLY),
             ("DIGITS", team.digits),
             ("HALF", half),
             ("NAN_IS_INFINITE", half),
