@@ -138,6 +138,16 @@ def test_views_and_one_buffer_thrice():
     check(np.asarray(nn.dot_product_attention(last, lifted, lifted)), right)
 
 
+@pytest.mark.parametrize("T", [1, 20])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_rows_in_reverse(T: int, dtype: type):
+    """Strides below zero, where kernels count rows in words of several elements."""
+    query, key, value = qkv(B=2, T=T, S=70, N=4, K=2, H=32, dtype=dtype)
+    lifted = [wgattn.asarray(x)[:, ::-1] for x in (query, key, value)]
+    out = nn.dot_product_attention(*lifted, is_causal=True)
+    check(np.asarray(out), attention(query[:, ::-1], key[:, ::-1], value[:, ::-1], is_causal=True).out)
+
+
 @pytest.mark.parametrize("H", [1, 2, 3, 5, 8])
 def test_packed_halves_of_any_width(H: int):
     """https://github.com/ggml-org/llama.cpp/pull/21046 and https://github.com/iced-rs/iced/pull/3164"""

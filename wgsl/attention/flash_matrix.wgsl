@@ -134,9 +134,9 @@ fn flash_matrix(
 %% if unit
     // Where row 0 of this head would lie, and how far one is from the next, in words of eight elements.
     let key_base = key_row(b, 0u, k) / 8u;
-    let key_step = parameters.key_s / 8u;
+    let key_step = bitcast<u32>(bitcast<i32>(parameters.key_s) / 8);  // negative where rows are reversed
     let value_base = value_row(b, 0u, k) / 8u;
-    let value_step = parameters.value_s / 8u;
+    let value_step = bitcast<u32>(bitcast<i32>(parameters.value_s) / 8);
 %% for i in range(KEY_PIECES)
     var key_{{ i }} = vec4u();
 %% endfor
