@@ -6,10 +6,9 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import _run, _tree
 from ._array import Array, asarray, of
+from ._dtypes import canonical
 from ._graph.graph import Aval, Graph, View
 from ._graph.text import as_text, side_by_side
 from ._host import host_value
@@ -75,7 +74,7 @@ class JitFunction:
         avals, layouts = [], []
         for i, x in enumerate(bound.leaves):
             if not isinstance(x, Array) and hasattr(x, "shape") and hasattr(x, "dtype") and not hasattr(x, "__array__"):
-                avals.append(Aval(tuple(x.shape), np.dtype(x.dtype)))
+                avals.append(Aval(tuple(x.shape), self._told(bound, i, lambda x=x: canonical(x.dtype))))
                 layouts.append(View.natural(tuple(x.shape)))
                 continue
             array = self._leaf(bound, i)
@@ -118,8 +117,12 @@ class JitFunction:
             if isinstance(gone := x._step.values[x._result], Dead):
                 raise RuntimeError(f"argument {self._path(bound, i)} of {self._name}: {gone.reason}")
             return x
+        return of(leaf(*self._told(bound, i, lambda: host_value(x, copy=False))))
+
+    def _told(self, bound: Arguments, i: int, read: Callable[[], Any]) -> Any:
+        """What `read` makes of leaf i. An error of its own names the argument."""
         try:
-            return of(leaf(*host_value(x, copy=False)))
+            return read()
         except (TypeError, OverflowError) as error:
             path = self._path(bound, i)
             raise type(error)(

@@ -174,6 +174,15 @@ def test_lower_takes_shapes_alone():
     assert "a: f16[4,5]" in lowered.as_text()
 
 
+def test_lower_narrows_the_dtype_of_a_shape_as_of_an_array():
+    shape = jax.ShapeDtypeStruct((1, 4, 2, 8), np.float64)
+    lowered = wa.jit(wa.nn.dot_product_attention).lower(shape, shape, shape)
+    assert "f32[1,4,2,8]" in lowered.as_text()
+    assert lowered.out_info.dtype == np.float32
+    with pytest.raises(TypeError, match=r"argument x\['a'\] of <lambda>: dtype complex64 has no place in wgattn"):
+        wa.jit(lambda x: x["a"]).lower({"a": jax.ShapeDtypeStruct((2,), np.complex64)})
+
+
 def test_what_a_result_will_be():
     info = wa.jit(lambda x: {"a": x, "b": x.T.astype(np.float16), "c": 3}).lower(ONES).out_info
     assert {name: (aval.shape, aval.dtype) for name, aval in info.items()} == {
