@@ -201,7 +201,7 @@ class KVCache:
         cache = self
         if self.pages is not None:
             if current_trace() is None:
-                cache = self.reserve(tokens if counts is None else _on_host(counts))
+                cache = self._reserved(tokens if counts is None else _on_host(counts), "append")
             else:
                 pages, page_size = self.key.shape[:2]
                 told = [self.pages, self.lengths, *([] if counts is None else [counts])]
@@ -302,9 +302,12 @@ class KVCache:
             [[0, 1]]
         """
         self._alive()
+        return self._reserved(tokens, "reserve")
+
+    def _reserved(self, tokens: int | ArrayLike, caller: str) -> KVCache:
         counts = new_tokens(tokens, self.batch)
         if self.pages is None:
-            require(partial(check_capacity, counts, self._limit()), self.lengths)
+            require(partial(check_capacity, counts, self._limit(), caller=caller), self.lengths)
             return self
         if current_trace() is not None and (known(*_goal(self.pages)) is None or known(*_goal(self.lengths)) is None):
             raise TypeError(
@@ -313,7 +316,7 @@ class KVCache:
             )
         assert self.form.page_size is not None
         lengths, table = _on_host(self.lengths), _on_host(self.pages)
-        check_capacity(counts, self._limit(), lengths)
+        check_capacity(counts, self._limit(), lengths, caller)
         check_pages(table, self.key.shape[0])
         plan = dealt(table, lengths, counts, self.form.page_size, self.key.shape[0])
         changed = {} if np.array_equal(plan.table, table) else {"pages": asarray(plan.table)}

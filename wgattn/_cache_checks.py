@@ -19,15 +19,16 @@ def check_appended(tokens: int, limit: int, lengths: np.ndarray, counts: np.ndar
     check_capacity(np.full(len(lengths), tokens) if counts is None else counts, limit, lengths)
 
 
-def check_capacity(counts: np.ndarray, limit: int | None, lengths: np.ndarray) -> None:
+def check_capacity(counts: np.ndarray, limit: int | None, lengths: np.ndarray, caller: str = "append") -> None:
     if limit is None:
         return
     over = lengths + counts > limit
     if over.any():
         b = int(np.flatnonzero(over)[0])
+        asked = "given" if caller == "append" else "asked for"
         raise ValueError(
-            f"append: sequence {b} holds {lengths[b]} tokens, {counts[b]} more are given, and the capacity is {limit}: "
-            "create the cache with more, truncate it first, or give it a window"
+            f"{caller}: sequence {b} holds {lengths[b]} tokens, {counts[b]} more are {asked}, and the capacity is "
+            f"{limit}: create the cache with more, truncate it first, or give it a window"
         )
 
 

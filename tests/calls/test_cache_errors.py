@@ -96,12 +96,14 @@ def test_counts_of_new_rows():
 def test_append_beyond_the_capacity(layout: str):
     full = cache(layout=layout, **({"page_size": 8} if layout == "paged" else {})).append(*[rows(2, 14, 4, 8)] * 2)
     more = rows(2, 3, 4, 8)
-    with pytest.raises(ValueError, match="sequence 0 holds 14 tokens, 3 more are given, and the capacity is 16"):
+    with pytest.raises(
+        ValueError, match=r"^append: sequence 0 holds 14 tokens, 3 more are given, and the capacity is 16"
+    ):
         full.append(more, more)
     with pytest.raises(ValueError, match="sequence 1 holds 14 tokens, 3 more are given"):
         full.append(more, more, lengths=np.array([2, 3], np.int32))
     assert full.append(more, more, lengths=np.array([2, 0], np.int32)).batch == 2
-    with pytest.raises(ValueError, match="sequence 0 holds 14 tokens, 5 more are given"):
+    with pytest.raises(ValueError, match=r"^reserve: sequence 0 holds 14 tokens, 5 more are asked for"):
         full.reserve(5)
 
 

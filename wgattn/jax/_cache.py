@@ -109,7 +109,7 @@ def reserve(cache: KVCache, tokens: int | ArrayLike) -> KVCache:
         raise TypeError("reserve deals pages out on the host: call it before what JAX traces, or use a CacheHandle")
     lengths = np.asarray(cache.lengths)
     counts = new_tokens(tokens, cache.batch)
-    check_capacity(counts, cache._limit(), lengths)
+    check_capacity(counts, cache._limit(), lengths, "reserve")
     if cache.form.page_size is None:
         return cache
     plan = dealt(np.asarray(cache.pages), lengths, counts, cache.form.page_size, cache.key.shape[0])
