@@ -117,7 +117,7 @@ class Memory:
         if nbytes > limit:
             raise OutOfDeviceMemoryError(
                 f"{nbytes:,} bytes were asked for in one buffer; {self._device.profile.name} has a limit of {limit:,}. "
-                "Split the call over batch or heads"
+                "Make the arrays smaller, split the call into several, or use a narrower dtype"
             )
         size = min(size_class(nbytes), limit // 4 * 4)
         native = self._take(size, size, lambda: self._device.make_buffer(size))
