@@ -37,8 +37,8 @@ def flax_attention(
     broadcastable to (…, N, T, S), or mask a value of `wgattn.masks`. `is_causal` needs no mask: whole tiles of keys are
     skipped. `dtype` casts query, key and value first; `options` are further ones of `wgattn.jax.dot_product_attention`.
 
-    Raises ValueError for live dropout (dropout_rate > 0 and not deterministic) and for a `module` that would sow the
-    weights: the weights are never made.
+    Raises ValueError for live dropout (dropout_rate > 0 and not deterministic), for a `module` that would sow the
+    weights, which are never made, and for `return_residual`: a module takes the result alone.
 
     Example:
         >>> q = jnp.ones((2, 5, 8, 64)); wgattn.jax.flax_attention(q, q, q, is_causal=True).shape
@@ -52,6 +52,11 @@ def flax_attention(
         )
     if module is not None:
         raise ValueError("sow_weights=True asks for the attention weights, which wgattn never makes: leave it out")
+    if options.get("return_residual"):
+        raise ValueError(
+            "return_residual=True asks for two results, and a Flax module takes one: leave it out, or call "
+            "wgattn.jax.dot_product_attention"
+        )
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     if promote_dtype is not None:
         query, key, value = promote_dtype((query, key, value), dtype=dtype)

@@ -58,6 +58,9 @@ def test_what_wgattn_does_not_have_raises() -> None:
         module(attention_fn=flax_attention, dropout_rate=0.1)(Y, deterministic=False, rngs=nnx.Rngs(1))
     with pytest.raises(ValueError, match="weights"):
         module(attention_fn=flax_attention)(Y, sow_weights=True)
+    x = np.ones((1, 3, 2, 8), np.float32)
+    with pytest.raises(ValueError, match=r"return_residual=True .* call wgattn\.jax\.dot_product_attention"):
+        flax_attention(x, x, x, return_residual=True)
 
 
 @pytest.mark.device
