@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from typer import BadParameter
 from typer.testing import CliRunner
 
 from wgattn._cli.app import app
@@ -38,6 +39,13 @@ def here(*arguments: str | Path) -> Any:
     if done.exception:
         raise done.exception
     return json.loads(done.stdout)
+
+
+def refused(*arguments: str | Path) -> tuple[str | None, str]:
+    """The option that a command refuses, and what it says."""
+    done = CliRunner().invoke(app, list(map(str, arguments)), standalone_mode=False)
+    assert isinstance(done.exception, BadParameter), done.output
+    return done.exception.param_hint, done.exception.message
 
 
 def profile_file(folder: Path, profile: DeviceProfile = LAPTOP) -> Path:

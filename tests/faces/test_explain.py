@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faces.command_line import NO_ADAPTER, here, profile_file, wgattn
+from tests.faces.command_line import NO_ADAPTER, here, profile_file, refused, wgattn
 
 
 def test_a_report_is_replayed_without_an_adapter(tmp_path: Path) -> None:
@@ -93,6 +93,21 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str) -> No
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--q", "1,8,0,64"), "'1,8,0,64' has N=0 and H=64: both are at least 1"),
+        (("--q", "8,2,0"), "'8,2,0' has N=2 and H=0: both are at least 1"),
+        (("--kv-heads", "-2"), "-2 is not the number of key/value heads, at least 1"),
+        (("--kv-heads", "0"), "0 is not the number of key/value heads, at least 1"),
+        (("--value-dim", "0"), "0 is not the head dim of value, at least 1"),
+        (("--keys", "-3"), "-3 is not the number of keys, at least 0"),
+    ],
+)
+def test_a_size_that_no_call_has_is_refused(options: tuple[str, ...], told: str) -> None:
+    assert refused("explain", *options) == (options[0], told)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ def workload(
 ) -> Workload:
     """The call that the options spell. Raises typer.BadParameter, which names the option and what it takes."""
     B, T, N, H = _query(q)
-    S, K, Hv = (T if keys is None else keys), kv_heads or N, value_dim or H
+    S = _at_least(0, keys, T, "--keys", "the number of keys")
+    K = _at_least(1, kv_heads, N, "--kv-heads", "the number of key/value heads")
+    Hv = _at_least(1, value_dim, H, "--value-dim", "the head dim of value")
     if dtype not in DTYPES:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(DTYPES)}", param_hint="--dtype")
     if N % K:
@@ -37,7 +39,15 @@ def _query(text: str) -> tuple[int, int, int, int]:
     if len(sizes) not in (3, 4) or min(sizes) < 0:
         raise typer.BadParameter(f"{text!r} is not a shape B,T,N,H or T,N,H", param_hint="--q")
     B, T, N, H = (1, *sizes) if len(sizes) == 3 else sizes
+    if min(N, H) < 1:
+        raise typer.BadParameter(f"{text!r} has N={N} and H={H}: both are at least 1", param_hint="--q")
     return B, T, N, H
+
+
+def _at_least(least: int, given: int | None, otherwise: int, option: str, what: str) -> int:
+    if given is not None and given < least:
+        raise typer.BadParameter(f"{given} is not {what}, at least {least}", param_hint=option)
+    return otherwise if given is None else given
 
 
 def _window(text: str) -> tuple[int, int]:
