@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.faces.command_line import here, values
+from tests.faces.command_line import here, refused, values
 from wgattn.bench import peers, presets, run
 from wgattn.bench.ceilings import Ceilings
 from wgattn.bench.report import Peer, Report, Row
@@ -184,6 +184,25 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="no row"):
         plot(Report("a device", "discrete", "wgpu", "a driver", "1", CEILINGS), tmp_path / "b.png")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("bench", "forward", "--causal"),
+        ("bench", "forward", "--no-plain"),
+        ("bench", "backward", "--window", "3,0"),
+        ("bench", "decode", "--cache", "int9"),
+        ("bench", "decode", "--dtype", "f16"),
+        ("bench", "bridge", "--kv-heads", "2"),
+        ("tune", "--backward"),
+        ("tune", "--causal"),
+    ],
+)
+def test_options_of_a_call_without_a_query_are_refused(given: tuple[str, ...]) -> None:
+    option, told = refused(*given)
+    assert option == given[len(given) - 1 if given[-1].startswith("--") else -2].replace("--no-", "--")
+    assert "without --q none is given: add --q B,T,N,H" in told
 
 
 @pytest.mark.device

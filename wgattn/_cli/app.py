@@ -8,7 +8,7 @@ import typer
 
 from wgattn import _errors
 from wgattn._cli import show
-from wgattn._cli.arguments import Json, all_but, spread
+from wgattn._cli.arguments import Json, all_but, only_with_query, spread
 from wgattn._cli.bench_app import bench
 
 app = typer.Typer(
@@ -88,6 +88,7 @@ def explain(
 @app.command()
 @spread(call=all_but("scale", "query_lengths", "key_lengths", "residual"))
 def tune(
+    context: typer.Context,
     q: Annotated[
         str | None,
         typer.Option("--q", metavar="B,T,N,H", help="Tune for one call, with this query, not for common ones."),
@@ -112,6 +113,8 @@ def tune(
 
         kind = "backward" if backward else "decode" if call["cache"] else "forward"
         (case,) = single(kind, workload(q, **call), False)
+    else:
+        only_with_query(context, "backward", *call)
     raise typer.Exit(command.tune(case, rounds, json))
 
 

@@ -53,6 +53,16 @@ def all_but(*names: str) -> Mapping[str, Option]:
     return some(*(name for name in CALL if name not in names))
 
 
+def only_with_query(context: typer.Context, *names: str) -> None:
+    """Raise typer.BadParameter for these options of a call where they are given, and no query that they go with."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            told = "it is an option of one call, and without --q none is given: add --q B,T,N,H, or leave it out"
+            raise typer.BadParameter(told, param_hint=option)
+
+
 def spread(**tables: Mapping[str, Option]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Have a command take the options of a table in place of its parameter of that name, which gets them as a dict."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wgattn._cli.arguments import Json, Option, all_but, some, spread
+from wgattn._cli.arguments import Json, Option, all_but, only_with_query, some, spread
 
 bench = typer.Typer(help="Time wgattn beside its peers and the device's own ceilings.", no_args_is_help=True)
 
@@ -54,16 +54,16 @@ RUN = PRESET | PEERS | KEPT  # the options of a run, by the names that it takes
 
 @bench.command()
 @spread(call=all_but("residual", "cache"), run=RUN)
-def forward(q: Call = None, call: Any = None, plain: Plain = False, run: Any = None) -> None:
+def forward(context: typer.Context, q: Call = None, call: Any = None, plain: Plain = False, run: Any = None) -> None:
     """Time the forward pass with inputs on the device, checked against the reference first."""
-    _run(("forward",), cases=_single("forward", q, plain, call), **run)
+    _run(("forward",), cases=_single(context, q, plain, call), **run)
 
 
 @bench.command()
 @spread(call=some("keys", "kv_heads", "value_dim", "dtype", "causal", "window", "implementation"), run=RUN)
-def backward(q: Call = None, call: Any = None, plain: Plain = False, run: Any = None) -> None:
+def backward(context: typer.Context, q: Call = None, call: Any = None, plain: Plain = False, run: Any = None) -> None:
     """Time forward and backward: the gradients by query, key and value, checked against the reference first."""
-    _run(("backward",), cases=_single("backward", q, plain, call), **run)
+    _run(("backward",), cases=_single(context, q, plain, call), **run)
 
 
 DECODE = some("keys", "kv_heads", "value_dim", "dtype", "cache", "implementation", dtype="f16", cache="float16")
@@ -71,14 +71,15 @@ DECODE = some("keys", "kv_heads", "value_dim", "dtype", "cache", "implementation
 
 @bench.command()
 @spread(call=DECODE, run=RUN)
-def decode(q: Call = None, call: Any = None, plain: Plain = False, run: Any = None) -> None:
+def decode(context: typer.Context, q: Call = None, call: Any = None, plain: Plain = False, run: Any = None) -> None:
     """Time the newest token's attention over a full cache: bytes of keys and values a second, beside plain reading."""
-    _run(("decode",), cases=_single("decode", q, plain, call), **run)
+    _run(("decode",), cases=_single(context, q, plain, call), **run)
 
 
 @bench.command()
 @spread(call=some("keys", "kv_heads", "value_dim", "dtype", "causal", "window"))
 def bridge(
+    context: typer.Context,
     q: Annotated[
         str | None, typer.Option("--q", metavar="B,T,N,H", help="The query; 1,2048,8,64, causal, K=2, unless given.")
     ] = None,
@@ -90,6 +91,8 @@ def bridge(
     from wgattn._cli.bench_bridge import bridge as command
     from wgattn._cli.options import workload
 
+    if q is None:
+        only_with_query(context, *call)
     command(None if q is None else workload(q, **call), rounds, json)
 
 
@@ -131,13 +134,14 @@ def show(
     shown(files, markdown, plot)
 
 
-def _single(command: str, q: str | None, plain: bool, call: dict[str, Any]) -> Any:
+def _single(context: typer.Context, q: str | None, plain: bool, call: dict[str, Any]) -> Any:
     if q is None:
+        only_with_query(context, "plain", *call)
         return None
     from wgattn._cli.options import workload
     from wgattn.bench.presets import single
 
-    return single(command, workload(q, **call), plain)  # type: ignore[arg-type]
+    return single(context.info_name, workload(q, **call), plain)  # type: ignore[arg-type]
 
 
 def _run(commands: tuple[str, ...], **options: Any) -> None:
