@@ -233,7 +233,7 @@ def test_pages_of_arrays_are_dealt_out_before() -> None:
     fails(lambda: append(shared, key[:, :2], value[:, :2]).lengths, ValueError, "shares the page")
     forked, out = step(reserve(shared, 5), (query, key, value))
     dense = append(new_cache(B, C, K, H), *(x[jnp.array([0, 0])] for x in (key, value)))
-    assert np.array_equal(np.asarray(out), np.asarray(step(dense, (query, key, value))[1]))
+    check(np.asarray(out), np.asarray(step(dense, (query, key, value))[1]))  # kernels of pages sum in another order
     assert len(np.unique(np.asarray(forked.pages)[:, 0])) == 2
 
 
