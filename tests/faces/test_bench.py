@@ -137,9 +137,43 @@ def test_reports_are_read_back_and_put_together(tmp_path: Path, capsys: pytest.C
     paths[1].write_text(json.dumps(replace(second, device="another").as_json()))
     with pytest.raises(ValueError, match="not one device"):
         shown(paths, True, None)
-    paths[1].write_text("{}")
-    with pytest.raises(ValueError, match="no report"):
-        shown(paths, True, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, r"cannot be read \(No such file or directory\)"),
+        ("not json", r"is no report \(Expecting value.*\)"),
+        ("[]", r"is no report \(it is no JSON object\)"),
+        ('{"device": "x"}', r"is no report \(it has no ceilings, no rows\)"),
+        (
+            '{"device": "x", "ceilings": {"fma": 1, "reads": 1, "colour": 2}, "rows": []}',
+            "wrote none like it: .*colour",
+        ),
+        ('{"device": "x", "ceilings": {}, "rows": [1]}', "wrote none like it"),
+    ],
+)
+def test_a_file_that_is_no_report_is_named_with_the_next_step(tmp_path: Path, content: str | None, reason: str) -> None:
+    from wgattn._cli.bench import shown
+
+    path = tmp_path / "mine.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=rf"mine\.json .*{reason}.*: `wgattn bench all --out FILE` writes one"):
+        shown([path], False, None)
+
+
+@pytest.mark.parametrize("option", ["--out", "--plot"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
+    tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "ceilings", lambda *given: pytest.fail("the device's ceilings were timed"))
+    for path, told in (
+        (tmp_path / "gone" / "a.json", r"there is no folder .*gone; make it"),
+        (tmp_path, "is a folder"),
+    ):
+        with pytest.raises(ValueError, match=rf"{option} .*{told}"):
+            here("bench", "forward", "--preset", "quick", option, path)
 
 
 def test_peers_are_named_by_their_beginnings() -> None:

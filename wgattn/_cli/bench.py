@@ -33,8 +33,13 @@ def bench(
     plot: Path | None,
     cases: Sequence[Case] | None = None,
 ) -> int:
-    """Run the benchmarks and print what they find; 1 where a row failed. Raises ValueError for an unknown peer."""
+    """Run the benchmarks and print what they find; 1 where a row failed.
+
+    Raises ValueError for an unknown peer and for files that cannot be written, before anything is timed.
+    """
     names = chosen(peers)
+    for option, path in (("--out", out), ("--plot", plot)):
+        check_folder(option, path)
     if plot is not None:
         from wgattn.bench.plot import check_matplotlib
 
@@ -66,12 +71,34 @@ def bench(
 
 def shown(paths: Sequence[Path], markdown: bool, plot: Path | None) -> None:
     """Print the reports in these files as one table, or draw them. Raises ValueError for a file that is none."""
-    report = merged([Report.from_json(json.loads(path.read_text(encoding="utf-8"))) for path in paths])
+    check_folder("--plot", plot)
+    report = merged([read(path) for path in paths])
     _draw(report, plot)
     if markdown:
         print("\n".join(markdown_lines(report)))
     else:
         print_report(report)
+
+
+def read(path: Path) -> Report:
+    """The report in a file that `--json` or `--out` wrote. Raises ValueError for another file."""
+    way = "`wgattn bench all --out FILE` writes one"
+    try:
+        return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): {way}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is no report ({error}): {way}") from error
+
+
+def check_folder(option: str, path: Path | None) -> None:
+    """Raise ValueError where the file of an option has no folder to be written to, or is one itself."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {path} cannot be written: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder: give the path of a file")
 
 
 def markdown_lines(report: Report) -> list[str]:

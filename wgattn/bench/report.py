@@ -80,13 +80,17 @@ class Report:
     def from_json(cls, given: dict[str, Any]) -> "Report":
         """The report that `as_json` wrote; of peers that were right the errors are not in it.
 
-        Raises ValueError for one that another version wrote.
+        Raises ValueError for one that another version wrote, and for what is none.
         """
+        if not isinstance(given, dict):
+            raise ValueError("it is no JSON object")
+        if missing := [name for name in ("device", "ceilings", "rows") if name not in given]:
+            raise ValueError(f"it has no {', no '.join(missing)}")
         try:
             rows = tuple(_row(row) for row in given["rows"])
             return cls(**(given | {"ceilings": Ceilings(**given["ceilings"]), "rows": rows}))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this is no report that this version of wgattn bench wrote: {error}") from None
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"this version of wgattn bench wrote none like it: {error}") from None
 
 
 def merged(reports: Sequence[Report]) -> Report:
