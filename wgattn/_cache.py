@@ -161,6 +161,12 @@ class KVCache:
             text += f", window={form.window}" + f" pinned={form.pinned}" * (form.pinned > 0)
         return text + ")"
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError(
+            "a KVCache is no array: np.asarray(cache.lengths) are its lengths, key and value its storage; give the "
+            "cache itself to wgattn.nn.cached_attention"
+        )
+
     def append(
         self,
         key: Float[Array, "*B T K H"] | ArrayLike,

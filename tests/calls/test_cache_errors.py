@@ -243,6 +243,14 @@ def test_pages_under_jit():
         wa.jit(lambda cache: cache.reserve(3))(empty)
 
 
+@pytest.mark.parametrize(
+    "use", [np.asarray, wa.asarray, lambda x: wa.asarray(np.ones(2)) + x, lambda x: nn.dot_product_attention(x, x, x)]
+)
+def test_a_cache_is_no_array(use: Any):
+    with pytest.raises(TypeError, match=r"a KVCache is no array: np\.asarray\(cache\.lengths\)"):
+        use(cache())
+
+
 def test_a_cache_is_a_pytree():
     leaves, tree = jax.tree_util.tree_flatten(cache(dtype="int8"))
     assert len(leaves) == 4
