@@ -35,6 +35,23 @@ def test_no_webgpu_library_is_loaded_before_it_is_needed() -> None:
     assert not [name for name in imported()["modules"] if name.startswith(("wgpu.backends.", "wgpudawn"))]
 
 
+def test_what_only_tests_need_is_not_loaded() -> None:
+    """jaxtyping and beartype are no dependencies: every module can do without."""
+    script = """
+import importlib, pkgutil, sys
+sys.modules["jaxtyping"] = sys.modules["beartype"] = None
+import wgattn
+names = [module.name for module in pkgutil.walk_packages(wgattn.__path__, "wgattn.")]
+for name in names:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+print(len(names))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100
+
+
 def test_the_import_is_quick() -> None:
     imported()  # bytecode is written
     assert min(imported()["seconds"] for _ in range(5)) < 0.3
