@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from . import _tree
 from ._array import of
@@ -11,7 +11,17 @@ from ._graph.rules import describe
 from ._linearize import Pullback, finished, linearize
 from ._record import constant
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Aux = TypeVar("Aux")
 
+
+@overload
+def vjp(fn: Callable[..., R], *primals: Any, has_aux: Literal[False] = False) -> tuple[R, Pullback]: ...
+@overload
+def vjp(fn: Callable[..., tuple[R, Aux]], *primals: Any, has_aux: Literal[True]) -> tuple[R, Pullback, Aux]: ...
+@overload
+def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[Any, ...]: ...
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """fn(*primals), and a function from cotangents of that result to the cotangents of `primals`, as `jax.vjp`.
 
@@ -34,7 +44,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
     return (pull.out, pull, pull.aux) if has_aux else (pull.out, pull)
 
 
-def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
+def grad(fn: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[P, Any]:
     """A function that gives the gradient of `fn`, which returns one float, by arguments `argnums`, as `jax.grad`.
 
     Called as fn is; the gradient has the tree, shapes and dtypes of the argument, and is a tuple of such where argnums
@@ -49,7 +59,7 @@ def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool
     both = value_and_grad(fn, argnums, has_aux)
 
     @functools.wraps(fn)
-    def gradient(*args: Any, **kwargs: Any) -> Any:
+    def gradient(*args: P.args, **kwargs: P.kwargs) -> Any:
         value, found = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
 
@@ -57,8 +67,8 @@ def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool
 
 
 def value_and_grad(
-    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+    fn: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[P, tuple[R, Any]]:
     """As `grad`, giving (value, gradient); with `has_aux` ((value, aux), gradient).
 
     Example:
@@ -67,16 +77,17 @@ def value_and_grad(
     """
     if not callable(fn):
         raise TypeError(f"grad differentiates a function; got {type(fn).__name__}")
+    called: Callable[..., Any] = fn
 
     @functools.wraps(fn)
-    def both(*args: Any, **kwargs: Any) -> Any:
+    def both(*args: P.args, **kwargs: P.kwargs) -> Any:
         tree_util = _tree.util()
 
         places = _places(argnums, len(args))
 
         def of_chosen(*chosen: Any) -> Any:
             filled = dict(zip(places, chosen, strict=True))
-            return fn(*(filled.get(i, x) for i, x in enumerate(args)), **kwargs)
+            return called(*(filled.get(i, x) for i, x in enumerate(args)), **kwargs)
 
         pull = linearize(of_chosen, fn, [args[i] for i in places], places, has_aux, "wgattn.grad")
         found = pull(of(constant(1.0, _one_float(pull), False)))

@@ -1,10 +1,9 @@
 """jit: a function traced once a signature, compiled once a layout, and looked into with lower and make_graph."""
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 from . import _run, _tree
 from ._array import Array, asarray, of
@@ -13,7 +12,12 @@ from ._graph.graph import Aval, Graph, View
 from ._graph.text import as_text, side_by_side
 from ._host import host_value
 from ._record import Argument, Dead, Step, Stored, Trace, current_trace, leaf, tracing
+from ._signature import argnum, as_tuple, check_names, positional
 from ._trace import Traced, call, finish
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 
 
 class Arguments(NamedTuple):
@@ -24,29 +28,29 @@ class Arguments(NamedTuple):
     static: tuple[tuple[Any, Hashable], ...]
 
 
-class JitFunction:
+class JitFunction(Generic[P, R]):
     """A function that `jit` wraps. Calling it traces, compiles or just runs, whichever is due."""
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[P, R],
         static_argnums: int | Sequence[int],
         static_argnames: str | Sequence[str],
         donate_argnums: int | Sequence[int],
         validate: bool,
     ) -> None:
         functools.update_wrapper(self, fn)
-        self._fn = fn
+        self._fn: Callable[..., Any] = fn
         self._name = getattr(fn, "__name__", type(fn).__name__)
         self._parameters, variadic = positional(fn)
-        numbers = _tuple(static_argnums, int)
-        names = _tuple(static_argnames, str)
-        _check_names(fn, names)
+        numbers = as_tuple(static_argnums, int)
+        names = as_tuple(static_argnames, str)
+        check_names(fn, names)
         count = len(self._parameters)
-        self._numbers = {_argnum(n, count, variadic, "static_argnums") for n in numbers}
+        self._numbers = {argnum(n, count, variadic, "static_argnums") for n in numbers}
         self._numbers |= {self._parameters.index(name) for name in names if name in self._parameters}
         self._names = set(names) | {self._parameters[n] for n in self._numbers if n < count}
-        self._donated = {_argnum(n, count, variadic, "donate_argnums") for n in _tuple(donate_argnums, int)}
+        self._donated = {argnum(n, count, variadic, "donate_argnums") for n in as_tuple(donate_argnums, int)}
         if both := self._numbers & self._donated:
             raise ValueError(f"arguments {sorted(both)} of {self._name} are static: they hold no memory to donate")
         self._validate = validate
@@ -54,13 +58,19 @@ class JitFunction:
         self._donated_leaves_of: dict[Any, frozenset[int]] = {}
         self._lock = threading.RLock()
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: "JitFunction[Concatenate[Any, Q], R]", instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
         return f"<wgattn.jit of {self._name}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         bound = self._bind(args, kwargs)
         if current_trace() is not None:
             return self._inline(bound)
@@ -295,6 +305,24 @@ class Recorded:
         return as_text(self.graph)
 
 
+@overload
+def jit(
+    fn: Callable[P, R],
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    validate: bool = False,
+) -> JitFunction[P, R]: ...
+@overload
+def jit(
+    fn: None = None,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    validate: bool = False,
+) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
@@ -346,38 +374,3 @@ def make_graph(fn: Callable[..., Any]) -> Callable[..., Recorded]:
         return Recorded(traced.lower(*args, **kwargs)._traced.graph)
 
     return recorded
-
-
-def positional(fn: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Names of the positional parameters, and whether more may be given."""
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return [], True
-    kinds = [parameter.kind for parameter in signature.parameters.values()]
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [name for name, parameter in signature.parameters.items() if parameter.kind in positional]
-    return names, inspect.Parameter.VAR_POSITIONAL in kinds
-
-
-def _argnum(number: int, count: int, variadic: bool, option: str) -> int:
-    if not variadic and not -count <= number < count:
-        raise ValueError(f"{option} holds {number}, and the function has {count} positional parameters")
-    return number % count if number < 0 and count else number
-
-
-def _check_names(fn: Callable[..., Any], names: Sequence[str]) -> None:
-    """Raise ValueError for a static argument that `fn` cannot be given."""
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):
-        return
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for name in names:
-        if name not in parameters:
-            raise ValueError(f"static_argnames holds {name!r}; the function's parameters are: {', '.join(parameters)}")
-
-
-def _tuple(given: Any, kind: type) -> tuple[Any, ...]:
-    return (given,) if isinstance(given, kind) else tuple(given)

@@ -15,8 +15,8 @@ from ._graph.backward import Result, passed, pull_back, saved
 from ._graph.graph import Aval, Graph
 from ._graph.operations import Attention, BroadcastTo, Cast, Constant, Elementwise, Input, Reshape
 from ._graph.rules import describe
-from ._jit import positional
 from ._record import LONGEST_CHAIN, Argument, Step, Trace, constant, current_trace, join, leaf, record, tracing
+from ._signature import positional
 from ._trace import Traced, finish
 
 

@@ -32,6 +32,7 @@ FLOORS = {
     "_ufunc": 5,
     "_functions": 5,
     "_run": 5,
+    "_signature": 5,
     "_jit": 5,
     "_linearize": 5,
     "_gradient": 5,

@@ -1,0 +1,42 @@
+"""What a function's signature says of its arguments: which are given by position, and which a name or number means."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def positional(fn: Callable[..., Any]) -> tuple[list[str], bool]:
+    """Names of the positional parameters, and whether more may be given."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return [], True
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [name for name, parameter in signature.parameters.items() if parameter.kind in positional]
+    return names, inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def argnum(number: int, count: int, variadic: bool, option: str) -> int:
+    """The position that a number of `option` names; raises ValueError for one that is none."""
+    if not variadic and not -count <= number < count:
+        raise ValueError(f"{option} holds {number}, and the function has {count} positional parameters")
+    return number % count if number < 0 and count else number
+
+
+def check_names(fn: Callable[..., Any], names: Sequence[str]) -> None:
+    """Raise ValueError for a static argument that `fn` cannot be given."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in names:
+        if name not in parameters:
+            raise ValueError(f"static_argnames holds {name!r}; the function's parameters are: {', '.join(parameters)}")
+
+
+def as_tuple(given: Any, kind: type) -> tuple[Any, ...]:
+    """One value of that kind, or a sequence of them, as a tuple."""
+    return (given,) if isinstance(given, kind) else tuple(given)
