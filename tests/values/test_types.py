@@ -27,6 +27,7 @@ class Layer:
         return wa.asarray(x) * 2
 
 
+@pytest.mark.device
 def test_jit_keeps_the_signature() -> None:
     for wrapped in (wa.jit(scaled), wa.jit(static_argnames="factor")(scaled)):
         assert_type(wrapped(ONES, factor=3), wa.Array)
