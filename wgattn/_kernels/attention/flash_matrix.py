@@ -129,7 +129,9 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if others:
         return unsupported(f"it multiplies float16, not {' and '.join(sorted(others))}")
     if problem.out_dtype != float16:
-        return unsupported(f"it rounds weights to float16, which a result of {short_name(problem.out_dtype)} would show")
+        return unsupported(
+            f"it rounds weights to float16, which a result of {short_name(problem.out_dtype)} would show"
+        )
     if problem.queries == "one":
         return unsupported("it takes T from 2 on; one row a head leaves matrices empty")
     if max(problem.head_dim, problem.value_dim) > MAX_DIM:
