@@ -141,7 +141,8 @@ def draw(losses: dict[str, np.ndarray], path: str) -> None:
         axes.plot(curve)
         axes.set(title=names[name], xlabel="step", ylabel="loss", ylim=(0, None))
     if len(losses) > 1:
-        panels[-1].semilogy(np.abs(losses["wgattn"] - losses["jax"]), ".")
+        apart = np.abs(losses["wgattn"] - losses["jax"])
+        panels[-1].semilogy(np.maximum(apart, 1e-9), ".")  # what is equal is drawn at the foot
         panels[-1].axhline(1e-3, linestyle=":", color="gray")
         panels[-1].set(title="difference", xlabel="step", ylim=(1e-9, 1e-2))
     figure.savefig(path, dpi=80)
