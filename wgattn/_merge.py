@@ -3,7 +3,7 @@
 from __future__ import annotations  # jaxtyping is for readers and type checkers: it loads too much for an import
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -21,13 +21,37 @@ if TYPE_CHECKING:
 ArrayLike = Any  # what asarray takes: NumPy, JAX, DLPack, numbers
 
 
+@overload
+def merge_attention(
+    outputs: Sequence[ArrayLike] | ArrayLike,
+    residuals: Sequence[ArrayLike] | ArrayLike,
+    sinks: ArrayLike | None = None,
+    *,
+    return_residual: Literal[False] = False,
+) -> Float[Array, "*B T N Hv"]: ...
+@overload
+def merge_attention(
+    outputs: Sequence[ArrayLike] | ArrayLike,
+    residuals: Sequence[ArrayLike] | ArrayLike,
+    sinks: ArrayLike | None = None,
+    *,
+    return_residual: Literal[True],
+) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B T N"]]: ...
+@overload
+def merge_attention(
+    outputs: Sequence[ArrayLike] | ArrayLike,
+    residuals: Sequence[ArrayLike] | ArrayLike,
+    sinks: ArrayLike | None = None,
+    *,
+    return_residual: bool,
+) -> Array | tuple[Array, Array]: ...
 def merge_attention(
     outputs: Sequence[Float[Array, "*B T N Hv"] | ArrayLike] | Float[Array, "P *B T N Hv"] | ArrayLike,
     residuals: Sequence[Float[Array, "*B T N"] | ArrayLike] | Float[Array, "P *B T N"] | ArrayLike,
     sinks: Float[Array, " N"] | ArrayLike | None = None,
     *,
     return_residual: bool = False,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """The attention over all keys, from that over separate ranges of them: each part weighed by exp(its residual).
 
     A part is what one call gave for the same queries: `dot_product_attention(…, return_residual=True,

@@ -8,46 +8,63 @@ from __future__ import annotations  # jaxtyping is for readers and type checkers
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-import numpy as np
-
-from . import _run, masks
-from ._array import Array, apply, bounded, broadcast, of
-from ._bind import (
-    BoundCall,
-    array_of,
-    bind,
-    check_implementation,
-    per_entry,
-    residual_dtype_of,
-    rope_of,
-    scale_of,
-    scores,
-    segment_ids,
-    sink_logits,
-    softcap_of,
-    window,
-)
+from ._array import Array, apply
+from ._attend import attend, ranges_of, rotated
+from ._bind import array_of, bind, per_entry, rope_of
 from ._cache import KVCache
 from ._cache_bind import bind_cached, cache_window, check_ring, looks_at_positions, require_ring_seen
 from ._dtypes import float32, int4, int32
-from ._graph.graph import Aval
-from ._graph.operations import Attention, Rotate
-from ._kernels.attention.problem import ROW_OPERANDS, Call
+from ._graph.operations import Rotate
+from ._kernels.attention.problem import Call
 from ._kernels.rotation import Rope as Rope
 from ._merge import merge_attention as merge_attention
-from ._record import leaf, record
 from .masks import Mask
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
+
+    from ._options import AttentionOptions, CachedOptions
 
 __all__ = ["Rope", "cached_attention", "dot_product_attention", "merge_attention", "rope"]
 
 ArrayLike = Any  # what asarray takes: NumPy, JAX, DLPack, numbers
 
 
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
+    *,
+    return_residual: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> Float[Array, "*B T N Hv"]: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
+    *,
+    return_residual: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B T N"]]: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
+    *,
+    return_residual: bool,
+    **options: Unpack[AttentionOptions],
+) -> Array | tuple[Array, Array]: ...
 def dot_product_attention(
     query: Float[Array, "*B T N H"] | ArrayLike,
     key: Float[Array, "*B S K H"] | ArrayLike,
@@ -67,7 +84,7 @@ def dot_product_attention(
     query_offset: int | Int[Array, ...] | ArrayLike | None = None,
     residual_dtype: Any = None,
     rope: Rope | None = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """softmax(scale · q·k + bias, over the keys a row keeps) · V, for each head: query's shape with Hv for H.
 
     Query head n reads key/value head n // G. float32, float16 or bfloat16, one dtype for query, key and value, which
@@ -102,12 +119,12 @@ def dot_product_attention(
     offset = None if query_offset is None else per_entry(query_offset, "query_offset", call.B)
     if rope is not None:
         rope_of(rope).rotated(call.H)
-        turned = _rotated(rope, call, offset)
+        turned = rotated(rope, call, offset)
         call = replace(call, query=turned[0], key=turned[1])
     lengths = key_value_seq_lengths
-    return _attend(
+    return attend(
         call,
-        _ranges(mask, is_causal, local_window_size),
+        ranges_of(mask, is_causal, local_window_size),
         Call(),
         key_value_lengths=None
         if lengths is None
@@ -126,6 +143,36 @@ def dot_product_attention(
     )
 
 
+@overload
+def cached_attention(
+    query: ArrayLike,
+    cache: KVCache,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
+    *,
+    return_residual: Literal[False] = False,
+    **options: Unpack[CachedOptions],
+) -> Float[Array, "*B T N Hv"]: ...
+@overload
+def cached_attention(
+    query: ArrayLike,
+    cache: KVCache,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
+    *,
+    return_residual: Literal[True],
+    **options: Unpack[CachedOptions],
+) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B T N"]]: ...
+@overload
+def cached_attention(
+    query: ArrayLike,
+    cache: KVCache,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
+    *,
+    return_residual: bool,
+    **options: Unpack[CachedOptions],
+) -> Array | tuple[Array, Array]: ...
 def cached_attention(
     query: Float[Array, "*B T N H"] | ArrayLike,
     cache: KVCache,
@@ -143,7 +190,7 @@ def cached_attention(
     query_offset: int | Int[Array, ...] | ArrayLike | None = None,
     residual_dtype: Any = None,
     rope: Rope | None = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """Attention of queries over the tokens of a cache: query's shape with Hv for H, and query's dtype.
 
     Without `query_offset` the last query of each sequence sits at its last token, so query i at length - T + i: append
@@ -178,7 +225,7 @@ def cached_attention(
     if cache.form.ring is not None:
         check_ring(cache, call.T, bias, mask)
     last = query_offset is None and call.T == 1  # every key of the sequence comes before the query
-    ranges = cache_window(cache.form, last) & _ranges(mask, is_causal and not last, local_window_size)
+    ranges = cache_window(cache.form, last) & ranges_of(mask, is_causal and not last, local_window_size)
     if query_offset is not None:
         offset = per_entry(query_offset, "query_offset", call.B)
     else:
@@ -195,7 +242,7 @@ def cached_attention(
         ring=form.ring,
         value_dim=form.v_head_dim if form.dtype == int4 else None,
     )
-    return _attend(
+    return attend(
         call,
         ranges,
         options,
@@ -261,104 +308,3 @@ def rope(
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def _ranges(mask: Any, is_causal: bool, local_window_size: int | tuple[int, int] | None) -> Mask:
-    """The ranges of keys that a call keeps; a dense mask is none."""
-    ranges = mask if isinstance(mask, Mask) else masks.full()
-    if is_causal:
-        ranges = ranges & masks.causal()
-    return ranges if local_window_size is None else ranges & masks.local(*window(local_window_size))
-
-
-def _attend(
-    call: BoundCall,
-    ranges: Mask,
-    options: Call,
-    *,
-    query_seq_lengths: Any,
-    bias: Any,
-    mask: Any,
-    scale: Any,
-    softcap: Any,
-    sinks: Any,
-    implementation: str | None,
-    return_residual: bool,
-    residual_dtype: Any,
-    usual_dtype: np.dtype,
-    **run_time: Array | None,
-) -> Any:
-    """The result of a call whose query, key, value and `run_time` operands are bound; the other options are not yet."""
-    if not return_residual and residual_dtype is not None:
-        raise ValueError("residual_dtype is given without return_residual=True: there would be no residual to cast")
-    if implementation is not None:
-        check_implementation(implementation)
-    operands = {"query": call.query, "key": call.key, "value": call.value}
-    operands |= {name: array for name, array in run_time.items() if array is not None}
-    for name, given in (("bias", bias), ("mask", mask)):
-        if given is not None:
-            operands[name] = scores(given, name, call)
-    clauses, sources, segments = masks.bind(ranges)
-    if query_seq_lengths is not None:
-        operands["query_lengths"] = per_entry(query_seq_lengths, "query_seq_lengths", call.B, scalar=False)
-    if sinks is not None:
-        operands["sinks"] = sink_logits(sinks, call.N)
-    static_scale, run_time_scale = scale_of(scale)
-    if run_time_scale is not None:
-        operands["scale"] = run_time_scale
-    if segments is not None:
-        operands["query_segments"] = segment_ids(segments[0], "q_ids", call.B, "T", call.T)
-        operands["key_segments"] = segment_ids(segments[1], "kv_ids", call.B, "S", call.S)
-    for n, source in enumerate(sources):
-        operands[f"bound{n}"] = per_entry(source, "a mask's offset or n", call.B)
-    kept_dtype = float32 if return_residual else None
-    options = replace(options, clauses=clauses, scale=static_scale, softcap=softcap_of(softcap), residual=kept_dtype)
-    residual = residual_dtype_of(usual_dtype if residual_dtype is None else residual_dtype)
-    if 0 in (call.B, call.T, call.N, call.S):
-        out, kept = _without_keys(call, operands.get("sinks"), return_residual)
-    else:
-        out, kept = _record(operands, options, call.query.dtype, implementation)
-    out = out.reshape((*call.lead, call.T, call.N, call.Hv))
-    if not return_residual:
-        return out
-    assert kept is not None
-    return out, kept.astype(residual).reshape((*call.lead, call.T, call.N))
-
-
-def _rotated(rule: Rope, call: BoundCall, offset: Array | None) -> tuple[Array, Array]:
-    """query at i + query_offset and key at j, as nodes that fold into the attention call."""
-    if offset is None:
-        return apply(Rotate(rule), call.query), apply(Rotate(rule), call.key)
-    return apply(Rotate(rule, "offset"), call.query, offset), apply(Rotate(rule), call.key)
-
-
-def _record(
-    operands: dict[str, Array], options: Call, dtype: np.dtype, implementation: str | None
-) -> tuple[Array, Array | None]:
-    order = ("query", "key", "value", "scales", "bias", "mask", *ROW_OPERANDS, *options.sources)
-    names = tuple(name for name in order if name in operands)
-    arrays = [operands[name] for name in names]
-    step = record(Attention(names, options, dtype, implementation), [(a._step, a._result) for a in arrays])
-    out = of(step, 0)
-    residual = None if options.residual is None else of(step, 1)
-    return bounded(out), residual
-
-
-def _without_keys(call: BoundCall, sinks: Array | None, residual: bool) -> tuple[Array, Array | None]:
-    """The result where an axis is empty: zeros, the residual -inf or each head's sink. Nothing is dispatched."""
-    shape = (call.B, call.T, call.N)
-    out = np.zeros((*shape, call.Hv), call.query.dtype)
-    kept: Array | None = None
-    if residual:
-        empty = np.full(shape, -np.inf, np.float32)
-        kept = of(leaf(empty, Aval(shape, float32))) if sinks is None else broadcast(sinks, shape)
-    return of(leaf(out, Aval(out.shape, out.dtype))), kept
-
-
-@_run.on_attention
-def _check_attention(
-    attention: Attention, operands: dict[str, np.ndarray], results: dict[str, np.ndarray], variant: str
-) -> None:
-    from ._validate.launch import check_launch
-
-    check_launch(attention.call, operands, results["out"], results.get("residual"), variant)

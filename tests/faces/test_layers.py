@@ -37,6 +37,8 @@ FLOORS = {
     "_linearize": 5,
     "_gradient": 5,
     "nn": 6,
+    "_attend": 6,
+    "_options": 6,
     "_bind": 6,
     "_cache": 6,
     "_cache_bind": 6,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax import lax
 from wgattn import masks
 from wgattn._bind import check_implementation, check_mask, residual_dtype_of, softcap_of, window
 from wgattn._kernels.rotation import Rope
+from wgattn._options import AttentionOptions
 
 from ._batching import Batching
 from ._callback import HostProgram, check_backend, operand, vary, varying_axes
@@ -23,6 +24,39 @@ ArrayLike = Any
 CHOOSE = (None, "xla", "cudnn")
 
 
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Mask | None = None,
+    *,
+    return_residual: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> jax.Array: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Mask | None = None,
+    *,
+    return_residual: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Mask | None = None,
+    *,
+    return_residual: bool,
+    **options: Unpack[AttentionOptions],
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -42,7 +76,7 @@ def dot_product_attention(
     query_offset: int | ArrayLike | None = None,
     residual_dtype: Any = None,
     rope: Rope | None = None,
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """`jax.nn.dot_product_attention`, computed by wgattn: what that takes and gives, with wgattn's extensions.
 
     query (B)TNH, key (B)SKH, value (B)SKHv, float32, float16 or bfloat16; the result is query's shape with Hv for H.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, overload
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -20,6 +21,7 @@ from wgattn._cache_pages import dealt
 from wgattn._jit import JitFunction, jit
 from wgattn._kernels.rotation import Rope
 from wgattn._known import require
+from wgattn._options import CachedOptions
 
 from ._cache_calls import CachedCall, cached_call
 from ._cache_handle import CacheHandle, attend_held
@@ -122,6 +124,36 @@ def reserve(cache: KVCache, tokens: int | ArrayLike) -> KVCache:
     return replace(cache, **changed)
 
 
+@overload
+def cached_attention(
+    query: ArrayLike,
+    cache: KVCache | CacheHandle,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Mask | None = None,
+    *,
+    return_residual: Literal[False] = False,
+    **options: Unpack[CachedOptions],
+) -> jax.Array: ...
+@overload
+def cached_attention(
+    query: ArrayLike,
+    cache: KVCache | CacheHandle,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Mask | None = None,
+    *,
+    return_residual: Literal[True],
+    **options: Unpack[CachedOptions],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def cached_attention(
+    query: ArrayLike,
+    cache: KVCache | CacheHandle,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Mask | None = None,
+    *,
+    return_residual: bool,
+    **options: Unpack[CachedOptions],
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def cached_attention(
     query: ArrayLike,
     cache: KVCache | CacheHandle,
@@ -139,7 +171,7 @@ def cached_attention(
     query_offset: int | ArrayLike | None = None,
     residual_dtype: Any = None,
     rope: Rope | None = None,
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention of queries over the tokens of a cache, of JAX arrays or a handle: `wgattn.nn.cached_attention`.
 
     query (B)TNH, float32, float16 or bfloat16, whatever the cache holds; the result has its shape, with Hv for H.
@@ -174,7 +206,7 @@ def cached_attention(
     )
     if isinstance(cache, CacheHandle):
         found = attend_held(cache, recorded, operands)
-        return found if return_residual else found[0]
+        return (found[0], found[1]) if return_residual else found[0]
     _check(cache)
     return call(_attention(recorded), cache, *operands)
 

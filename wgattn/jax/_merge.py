@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +27,37 @@ from ._transforms import Arrays, Wanted, batched
 ArrayLike = Any
 
 
+@overload
+def merge_attention(
+    outputs: Sequence[ArrayLike] | ArrayLike,
+    residuals: Sequence[ArrayLike] | ArrayLike,
+    sinks: ArrayLike | None = None,
+    *,
+    return_residual: Literal[False] = False,
+) -> jax.Array: ...
+@overload
+def merge_attention(
+    outputs: Sequence[ArrayLike] | ArrayLike,
+    residuals: Sequence[ArrayLike] | ArrayLike,
+    sinks: ArrayLike | None = None,
+    *,
+    return_residual: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def merge_attention(
+    outputs: Sequence[ArrayLike] | ArrayLike,
+    residuals: Sequence[ArrayLike] | ArrayLike,
+    sinks: ArrayLike | None = None,
+    *,
+    return_residual: bool,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def merge_attention(
     outputs: Sequence[ArrayLike] | ArrayLike,
     residuals: Sequence[ArrayLike] | ArrayLike,
     sinks: ArrayLike | None = None,
     *,
     return_residual: bool = False,
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """`wgattn.nn.merge_attention` of JAX arrays: the attention over all keys, from that over separate ranges of them.
 
     outputs: P arrays (B)TNHv or one (P, …), float32, float16 or bfloat16; residuals: float32 (B)TN likewise; sinks

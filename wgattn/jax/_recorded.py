@@ -10,6 +10,7 @@ import numpy as np
 
 from wgattn import masks, nn
 from wgattn._array import Array, apply
+from wgattn._attend import record_attention
 from wgattn._dtypes import float32
 from wgattn._functions import broadcast_to
 from wgattn._graph.operations import Rotate
@@ -97,7 +98,7 @@ def _one_example(spec: Spec, operands: dict[str, Array]) -> tuple[Array, ...]:
         residual_dtype=float32 if spec.residual else None,
         rope=spec.rope,
     )  # fmt: skip
-    return result if spec.residual else (result,)
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _together(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[Array, ...]:
@@ -131,7 +132,7 @@ def _together(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[
         operands["query"], operands["key"] = _rotated(spec.rope, operands)
     scale = 1.0 if "scale" in operands else spec.scale
     call = Call(clauses, scale, spec.softcap, None, float32 if spec.residual else None)
-    out, residual = nn._record(operands, call, operands["query"].dtype, spec.implementation)
+    out, residual = record_attention(operands, call, operands["query"].dtype, spec.implementation)
     lead = (*batching.sizes, *owns[0][:-3])
     T, N = parts["query"].tail[:2]
     out = out.reshape((*lead, T, N, parts["value"].tail[-1]))
