@@ -189,6 +189,7 @@ def test_presets_name_each_row_once(preset: presets.Preset) -> None:
     for command in ("forward", "backward", "decode"):
         cases = presets.cases(command, preset)
         assert len({case.workload for case in cases}) == len(cases) > 0
+        assert len({case.name for case in cases}) == len(cases)
         assert all(case.workload.N % case.workload.K == 0 for case in cases)
 
 

@@ -103,7 +103,7 @@ def _cases(command: Command, *workloads: Workload, plain: bool = False) -> tuple
     return tuple(
         Case(
             command,
-            f"{command} T{each.T} H{each.H} {each.dtype} {'causal' if each.causal else 'full'}",
+            f"{command} T{each.T} K{each.K} H{each.H} {each.dtype} {'causal' if each.causal else 'full'}",
             each,
             (("wgattn plain", replace(each, implementation="plain")),) if plain else (),
         )
