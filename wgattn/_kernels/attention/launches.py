@@ -1,13 +1,13 @@
 """The launches of one attention call, whichever family runs it: boxes, parts of the keys, the merge."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from wgattn._kernels.attention import merge
-from wgattn._kernels.attention.boxes import Box, cut_to_limits, whole
+from wgattn._kernels.attention.boxes import Box, Span, cut_to_limits, whole
 from wgattn._kernels.attention.inputs import bindings, gather_rows, resources_and_values
 from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
-from wgattn._kernels.attention.textures import Textures
+from wgattn._kernels.attention.textures import Filled, Textures
 from wgattn._kernels.kernel import (
     SUPPORTED,
     Binding,
@@ -33,6 +33,7 @@ BUSY_WORKGROUPS = {"discrete": 1024, "unknown": 1024, "integrated": 256, "cpu": 
 SPLITS = "workgroups"  # the tuned constant in its place
 SPLIT_KEYS = 256  # a split of one query row's keys has no fewer: the merge reads every split
 BLOCK_SPLIT_KEYS = 512  # of families that stage Q once a split
+NOTHING_FILLED = Filled((), {}, {}, {})
 
 
 def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfile) -> int:
@@ -104,36 +105,61 @@ def plan_buffers(
     partial = splits > 1 or len(key_spans) > 1 or crowded
     variant = variant_of(partial)
     rows = gather_rows(problem, operands, operands["query"].shape[0] * operands["query"].shape[1])
+    parts = _parts_of(key_spans, splits)
+
+    def launch(here: Box, part: _Parts, filled: Filled) -> Launch:
+        read_elsewhere = () if textures is None else textures.names
+        resources, values = resources_and_values(
+            problem, call, operands, here, rows, limits.offset_alignment, read_elsewhere
+        )
+        return Launch(
+            variant,
+            _bound(variant, {**resources, **filled.resources}),
+            variant.parameters.pack(**{**values, **filled.values, **part.values}),
+            fold_workgroups(workgroups_of(here) * part.count, limits.workgroups_per_dimension),
+        )
+
     steps: list[Launch | Copy | CopyToTexture] = list(rows.steps)
     scratch: dict[str, Scratch | Texture] = dict(rows.scratch)
-    unbuffered = () if textures is None else textures.names
-    partial_bytes = 0
     for box in boxes:
-        parts = 0
-        for first, end in key_spans:
-            part_keys = -(-(end - first) // splits // 8) * 8  # whole turns of eight keys
-            count = -(-(end - first) // part_keys)
-            here = replace(box, s=(first, end))
-            resources, values = resources_and_values(
-                problem, call, operands, here, rows, limits.offset_alignment, unbuffered
-            )
-            if textures is not None:
-                filled = textures.fill(here, rows, scratch)
-                steps += filled.steps
-                resources |= filled.resources
-                values |= filled.values
-                scratch |= filled.scratch
-            values |= {"parts": count, "part_first": parts, "part_keys": part_keys}
-            grid = fold_workgroups(workgroups_of(here) * count, limits.workgroups_per_dimension)
-            steps.append(Launch(variant, _bound(variant, resources), variant.parameters.pack(**values), grid))
-            parts += count
+        for part in parts:
+            here = replace(box, s=part.keys)
+            filled = NOTHING_FILLED if textures is None else textures.fill(here, rows, scratch)
+            steps += (*filled.steps, launch(here, part, filled))
+            scratch |= filled.scratch
         if partial:
-            rows_of_box = box.batch * box.size("t") * box.size("n")
-            partial_bytes = max(partial_bytes, parts * rows_of_box * merge.row_bytes(problem))
-            steps.append(merge.launch(problem, call, operands, rows, box, parts, profile))
+            steps.append(merge.launch(problem, call, operands, rows, box, _count(parts), profile))
     if partial:
-        scratch["partial"] = Scratch(partial_bytes)
+        most_rows = max((box.batch * box.size("t") * box.size("n") for box in boxes), default=0)
+        scratch["partial"] = Scratch(_count(parts) * most_rows * merge.row_bytes(problem))
     return Plan(tuple(steps), scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A range of keys that one dispatch works on in `count` parts of `part_keys` each, numbered from `first`."""
+
+    keys: Span
+    part_keys: int
+    count: int
+    first: int
+
+    @property
+    def values(self) -> dict[str, int]:
+        """What the shader is told."""
+        return {"parts": self.count, "part_first": self.first, "part_keys": self.part_keys}
+
+
+def _parts_of(spans: Sequence[Span], splits: int) -> tuple[_Parts, ...]:
+    parts: list[_Parts] = []
+    for first, end in spans:
+        part_keys = -(-(end - first) // splits // 8) * 8  # whole turns of eight keys
+        parts.append(_Parts((first, end), part_keys, -(-(end - first) // part_keys), _count(parts)))
+    return tuple(parts)
+
+
+def _count(parts: Sequence[_Parts]) -> int:
+    return sum(each.count for each in parts)
 
 
 def plan_row(
