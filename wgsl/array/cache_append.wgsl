@@ -2,8 +2,9 @@
 {% import "array/elements.wgsl" as elements %}
 {% import "shared/rotations.wgsl" as rotations %}
 
-// Writes the rows of new tokens into a cache. LANES threads share the row of a token and head; a thread writes {{ unit }} elements
-// at a time, as whole words, zeros behind the row's end. A launch sees the rows of storage that one binding holds, and leaves others.
+// Writes the rows of new tokens into a cache. LANES threads share the row of a token and head; a thread writes
+// {{ unit }} elements at a time, as whole words, zeros behind the row's end. A launch sees the rows of storage that one
+// binding holds, and leaves others.
 {% set quantised = stored in ("i8", "u8") %}
 %% if not quantised
 {{ elements.store(stored) }}
@@ -21,7 +22,8 @@
 %% endif
 %% endfor
 
-// A new token: whether it is written, where it stands in its sequence, and its row of storage (tokens of all entries or pages).
+// A new token: whether it is written, where it stands in its sequence, and its row of storage (tokens of all entries or
+// pages).
 struct Token {
     written: bool,
     position: u32,
@@ -99,8 +101,8 @@ fn {{ side }}_element(at: u32, h: u32, position: i32) -> f32 {
 %% endfor
 
 %% if quantised
-// A float32 without its sign as mantissa · 2^exponent, the mantissa from 2^23 on but for 0. Quotients are rounded in integers, as IEEE
-// says: division in a shader may be off in its last bits, and subnormal numbers may be lost.
+// A float32 without its sign as mantissa · 2^exponent, the mantissa from 2^23 on but for 0. Quotients are rounded in
+// integers, as IEEE says: division in a shader may be off in its last bits, and subnormal numbers may be lost.
 struct Magnitude {
     mantissa: u32,
     exponent: i32,

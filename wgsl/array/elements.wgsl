@@ -1,11 +1,13 @@
 {#
-Elements of arrays that are bound as words. `load(name, dtype)` makes `load_name(index)`; `store(dtype)` makes `encode(value)`, the
-bits of one element; `cast(name, source, dtype)` makes `name(value)`, from the register `source` (f32, i32, u32 or bool) to that of
-`dtype`. Rounding is integer arithmetic, so that NaN, subnormals and ties are the same on every device.
+Elements of arrays that are bound as words. `load(name, dtype)` makes `load_name(index)`; `store(dtype)` makes
+`encode(value)`, the bits of one element; `cast(name, source, dtype)` makes `name(value)`, from the register `source`
+(f32, i32, u32 or bool) to that of `dtype`. Rounding is integer arithmetic, so that NaN, subnormals and ties are the
+same on every device.
 #}
 {#
-Floats narrower than float32, by their codes without sign: the mantissa bits they drop, what moves the exponent, the first normal, the
-step of subnormals, the float32 whose last bit is that step, the first code that is no number, and what makes it one of float32.
+Floats narrower than float32, by their codes without sign: the mantissa bits they drop, what moves the exponent, the
+first normal, the step of subnormals, the float32 whose last bit is that step, the first code that is no number, and
+what makes it one of float32.
 #}
 {% set narrow = {
     "f16": {"sign": 15, "drop": 13, "bias": 0x38000000, "normal": 0x400, "step": "5.9604644775390625e-8", "anchor": 0x3f000000,

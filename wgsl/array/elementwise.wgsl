@@ -31,7 +31,8 @@ fn exponential(value: f32) -> f32 {
     let bits = bitcast<u32>(value);
     let inner = clamp(value, -87.5, 88.7228317);
     let n = i32(round(inner * 1.44269504));
-    let fixed = i32(round(inner * 16777216.0)) - n * 11629080; // 2^24 · ln 2: in integers, so that no compiler reassociates
+    // Times 2^24, less n · 2^24 · ln 2: in integers, so that no compiler reassociates.
+    let fixed = i32(round(inner * 16777216.0)) - n * 11629080;
     let r = f32(fixed) * 5.9604644775390625e-8 + f32(n) * 1.9046543e-9;
     var series = 1.9875691500e-4 * r + 1.3981999507e-3;
     series = series * r + 8.3334519073e-3;

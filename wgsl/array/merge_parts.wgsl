@@ -23,8 +23,8 @@ const MINUS_INFINITY: u32 = 0xff800000u;
 
 {{ elements.row_writer("out", result_dtype, result_quads, "parameters.Hv") }}
 
-// Whether a part's row keeps a key, by its residual's bits: no arithmetic sees an infinity. EMPTY_… are the patterns of the residual
-// of a row of dot_product_attention that keeps none.
+// Whether a part's row keeps a key, by its residual's bits: no arithmetic sees an infinity. EMPTY_… are the patterns of
+// the residual of a row of dot_product_attention that keeps none.
 fn keeps_keys(bits: u32) -> bool {
     return bits != MINUS_INFINITY && bits - EMPTY_FIRST >= EMPTY_COUNT;
 }

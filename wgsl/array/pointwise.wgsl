@@ -1,6 +1,7 @@
 {#
-The frame of a pointwise kernel, included after `fn element(…) -> u32`, which takes an address for each view and gives the bits of
-one element. An invocation owns one word of the result: outer axes come from its index, inner axes from the element's place in its row.
+The frame of a pointwise kernel, included after `fn element(…) -> u32`, which takes an address for each view and gives
+the bits of one element. An invocation owns one word of the result: outer axes come from its index, inner axes from the
+element's place in its row.
 #}
 {% import "array/elements.wgsl" as elements %}
 {% set bits = elements.bits(result_dtype) | int %}

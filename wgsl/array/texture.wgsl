@@ -3,8 +3,8 @@
 {% import "shared/rotations.wgsl" as rotations %}
 {% import "shared/ring.wgsl" as ring %}
 
-// Buffer to texture: an invocation gathers one texel, 16 bytes of a head's row; zeros past the row's end. Rows of a cache
-// may be found by a table of pages, and those past a sequence's length are left out.
+// Buffer to texture: an invocation gathers one texel, 16 bytes of a head's row; zeros past the row's end. Rows of a
+// cache may be found by a table of pages, and those past a sequence's length are left out.
 %% if stored and rope is none
 // The word of bytes `first` to `first` + 3 of a row that starts at byte `row`; zero past its end.
 fn word_source(row: u32, first: u32) -> u32 {
@@ -95,7 +95,8 @@ fn texture(
 %% endif
 %% if "pages" in rows_read
 
-    // What lies in other parts of the pool is gathered by other launches. Every page that is named is one of the pool's.
+    // What lies in other parts of the pool is gathered by other launches. Every page that is named is one of the
+    // pool's.
     let key = parameters.first + token;
     let page = min({{ row("pages") }} + (key >> parameters.page_bits)], parameters.page_last);
     let slot = (page << parameters.page_bits) + (key & ((1u << parameters.page_bits) - 1u)) - parameters.part_first;

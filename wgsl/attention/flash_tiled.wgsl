@@ -69,7 +69,8 @@ fn flash_tiled(
     let q_rows = query_row(b, 0u, 0u);
     let k_rows = key_rows(b, k);
     let v_rows = value_rows(b, k);
-    // Neighbours read the same keys, and the next but one the same rows: 16 bytes a thread are then read half a subgroup at once.
+    // Neighbours read the same keys, and the next but one the same rows: 16 bytes a thread are then read half a
+    // subgroup at once.
     let across = thread / 2u % ACROSS;
     let down = thread / (2u * ACROSS) * 2u + thread % 2u;
 
@@ -324,7 +325,8 @@ fn flash_tiled(
     let n_{{ r }} = n_first + {{ own_row("%du" % r) }} % HEADS;
 %% endfor
 %% if problem.empty_rows == "mean"
-    // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once, if there is such a row.
+    // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once, if there is such a
+    // row.
     var some_end_as_mean = false;
 %% for r in range(ROWS)
     some_end_as_mean = some_end_as_mean || (t_{{ r }} <= t_last && ends_as_mean(b, t_{{ r }}, total_{{ r // 4 }}.{{ xyzw[r % 4] }}));

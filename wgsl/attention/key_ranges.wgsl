@@ -74,8 +74,8 @@ fn kept_keys(b: u32, t: u32) -> Kept {
 %% endif
 }
 
-// Every bound grows with the row, so a block of rows keeps nothing outside [first of its first row, end of its last row).
-// The answer is clipped to keys [from, to) and is empty (x = y) where they do not meet.
+// Every bound grows with the row, so a block of rows keeps nothing outside [first of its first row, end of its last
+// row). The answer is clipped to keys [from, to) and is empty (x = y) where they do not meet.
 fn block_keys(b: u32, t_first: u32, t_last: u32, from_key: u32, to_key: u32) -> vec2u {
 %% if problem.ring
     // Slots hold positions in turn, so that ranges of them say nothing.
@@ -104,8 +104,8 @@ fn block_keys(b: u32, t_first: u32, t_last: u32, from_key: u32, to_key: u32) -> 
     return vec2u(u32(clipped), u32(max(clipped, min(end, i32(to_key)))));
 }
 
-// Whether every row of a block keeps every key of [first, end), as far as ranges go; false may also mean that it was not found out.
-// Rows past the query length are not asked: they end as zeros.
+// Whether every row of a block keeps every key of [first, end), as far as ranges go; false may also mean that it was
+// not found out. Rows past the query length are not asked: they end as zeros.
 fn block_keeps(b: u32, t_first: u32, t_last: u32, first: u32, end: u32) -> bool {
 %% if problem.ring
     return false;

@@ -1,8 +1,8 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 
-// Merge: the parts of a row, each with its own running maximum, become one row. A thread owns one chunk of four elements
-// of every PART_LANES-th part; those of a row stand in one workgroup and meet in its memory.
+// Merge: the parts of a row, each with its own running maximum, become one row. A thread owns one chunk of four
+// elements of every PART_LANES-th part; those of a row stand in one workgroup and meet in its memory.
 
 struct Merged {
     top: f32,

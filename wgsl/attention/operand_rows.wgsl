@@ -31,7 +31,8 @@
 %% endif
 %% endfor
 %% if problem.scales and "scales" not in UNBUFFERED
-// Where a stored row lies: its first element, and its scale, or of int4 the first of its scales, one a block of 32 values.
+// Where a stored row lies: its first element, and its scale, or of int4 the first of its scales, one a block of 32
+// values.
 struct StoredRow {
     at: u32,
     {{ "scales: u32" if blocks else "scale: f32" }},
@@ -67,7 +68,8 @@ fn load_{{ name }}(row: StoredRow, chunk: u32) -> vec4f {
 {{ elements.row_writer("out", out_name, "out" in problem.vectors, "parameters.Hv") }}
 %% endif
 
-// Where the work of one launch sits in the whole call: a launch serves a box of batch entries, heads, query rows and keys.
+// Where the work of one launch sits in the whole call: a launch serves a box of batch entries, heads, query rows and
+// keys.
 fn batch_of(b: u32) -> u32 {
     return (parameters.b0_first + b / parameters.B1) * parameters.B1_all + parameters.b1_first + b % parameters.B1;
 }

@@ -1,8 +1,8 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 
-// Plain: a workgroup owns one query row of one head. Scores: a thread a key. Output: a thread a chunk of four elements of value_dim.
-// It asks nothing of the device and takes any head dim; no key is reused between rows.
+// Plain: a workgroup owns one query row of one head. Scores: a thread a key. Output: a thread a chunk of four elements
+// of value_dim. It asks nothing of the device and takes any head dim; no key is reused between rows.
 
 // WORKGROUP · 4 bytes
 var<workgroup> weights: array<f32, WORKGROUP>;

@@ -1,8 +1,8 @@
 {% include "shared/prelude.wgsl" %}
 {% import "shared/matrices.wgsl" as matrices with context %}
 
-// How many multiplications and additions matrix units do: a subgroup keeps eight matrices of sums, which do not wait for
-// each other, and multiplies operands that stay in registers. Every operand is 0.125, which float16 holds exactly.
+// How many multiplications and additions matrix units do: a subgroup keeps eight matrices of sums, which do not wait
+// for each other, and multiplies operands that stay in registers. Every operand is 0.125, which float16 holds exactly.
 
 // 512 bytes
 var<workgroup> operands: array<vec4u, 32>;

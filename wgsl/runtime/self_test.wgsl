@@ -1,5 +1,5 @@
-// What every kernel relies on, tried once on a new device: a value that one thread writes is seen by all after a barrier,
-// a reduction through workgroup memory adds up, and parameters arrive. Some drivers lose workgroup barriers.
+// What every kernel relies on, tried once on a new device: a value that one thread writes is seen by all after a
+// barrier, a reduction through workgroup memory adds up, and parameters arrive. Some drivers lose workgroup barriers.
 
 struct Parameters { seed: u32 }
 

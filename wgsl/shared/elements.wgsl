@@ -27,8 +27,8 @@ fn unpack_u8(word: u32) -> vec4f {
     return vec4f(bitcast<vec4i>(vec4u(word << 28u, word << 24u, word << 20u, word << 16u)) >> vec4u(28u));
 }
 %% elif dtype == "f8e4m3"
-// Bytes 0 and 2 as float16 with the same mantissa, whose exponent is 8 too low; all ones, of e4m3 the only NaN, become one
-// of float16.
+// Bytes 0 and 2 as float16 with the same mantissa, whose exponent is 8 too low; all ones, of e4m3 the only NaN, become
+// one of float16.
 fn widen_f8e4m3(word: u32) -> vec2f {
     let ones = ((word & 0x007f007fu) + 0x00010001u) & 0x00800080u;
     return 256.0 * unpack2x16float(((word & 0x00800080u) << 8u) | ((word & 0x007f007fu) << 7u) | (ones * 0xf8u));

@@ -2,8 +2,9 @@
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
 
-// Empty rows: a row that keeps no key is the mean of V over all keys, so each key's gradient gets the same sum of grad_out over such rows.
-// A workgroup owns one vec4 of one key/value head; its threads share out the rows of the head's group.
+// Empty rows: a row that keeps no key is the mean of V over all keys, so each key's gradient gets the same sum of
+// grad_out over such rows. A workgroup owns one vec4 of one key/value head; its threads share out the rows of the
+// head's group.
 
 // WORKGROUP · 16 bytes
 var<workgroup> shares: array<vec4f, WORKGROUP>;

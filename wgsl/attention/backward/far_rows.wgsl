@@ -1,9 +1,10 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 
-// Far rows: where a bias pushes all of a row's logits far from 0, float32 cannot hold its residual to the precision that weights need (at
-// 1e38 it cannot even hold the logarithm of how many keys there are). Such rows are added up once more, and keep the highest logit and the
-// rest apart. A thread owns a row; few rows are far. Ranges of keys come one after another: each adds to what the ones before it left.
+// Far rows: where a bias pushes all of a row's logits far from 0, float32 cannot hold its residual to the precision
+// that weights need (at 1e38 it cannot even hold the logarithm of how many keys there are). Such rows are added up once
+// more, and keep the highest logit and the rest apart. A thread owns a row; few rows are far. Ranges of keys come one
+// after another: each adds to what the ones before it left.
 
 @compute @workgroup_size(WORKGROUP)
 fn far_rows(

@@ -2,8 +2,9 @@
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
 
-// Bias: LANES threads own one element of the bias, and add up the gradient by its logit over the axes on which it was broadcast. Of each
-// axis the bias owns either all indices (own_…) or one, and then the sum runs over them (over_…). A part of the sum is written at a time.
+// Bias: LANES threads own one element of the bias, and add up the gradient by its logit over the axes on which it was
+// broadcast. Of each axis the bias owns either all indices (own_…) or one, and then the sum runs over them (over_…). A
+// part of the sum is written at a time.
 
 // WORKGROUP · 4 bytes
 var<workgroup> shares: array<f32, WORKGROUP>;

@@ -1,8 +1,8 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 
-// Scale: the sum over rows of query · the query's unscaled gradient. A workgroup owns a part of the rows of one batch entry of the whole
-// call; entries that this launch does not hold get 0.
+// Scale: the sum over rows of query · the query's unscaled gradient. A workgroup owns a part of the rows of one batch
+// entry of the whole call; entries that this launch does not hold get 0.
 
 // WORKGROUP · 4 bytes
 var<workgroup> shares: array<f32, WORKGROUP>;

@@ -2,8 +2,8 @@
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
 
-// Sinks: a workgroup owns a head, of one batch entry where each has its own sinks, and adds up -exp(sink - residual) · delta over all its
-// rows.
+// Sinks: a workgroup owns a head, of one batch entry where each has its own sinks, and adds up -exp(sink - residual) ·
+// delta over all its rows.
 
 // WORKGROUP · 4 bytes
 var<workgroup> shares: array<f32, WORKGROUP>;

@@ -16,7 +16,8 @@ fn grad_out_row(b: u32, t: u32, n: u32) -> u32 {
 
 %% endif
 %% endif
-// A launch serves whole groups of query heads, or a share of one group: its key/value heads, and the query heads of each.
+// A launch serves whole groups of query heads, or a share of one group: its key/value heads, and the query heads of
+// each.
 fn key_heads() -> u32 {
     return max(parameters.N / parameters.G, 1u);
 }
@@ -50,7 +51,8 @@ fn statistics_of(b: u32, t: u32, n: u32) -> Statistics {
 
 %% endif
 %% if "grad_out" in BOUND and "rows" in BOUND
-// The weight p of key s in row t, and the gradients by its logit and by its scaled score; all 0 where the key is not kept.
+// The weight p of key s in row t, and the gradients by its logit and by its scaled score; all 0 where the key is not
+// kept.
 struct Share {
     weight: f32,
     logit: f32,
@@ -86,8 +88,8 @@ fn every_key() -> Kept {
 %% endif
 }
 
-// Query rows [x, y) of this launch, the only ones that may keep a key of [s_first, s_end). A row's first and last kept key grow with the
-// row, so both ends are found by halving.
+// Query rows [x, y) of this launch, the only ones that may keep a key of [s_first, s_end). A row's first and last kept
+// key grow with the row, so both ends are found by halving.
 fn query_rows(b: u32, s_first: u32, s_end: u32) -> vec2u {
     let live = clamp(query_length(b), parameters.t_first, parameters.t_first + parameters.T) - parameters.t_first;
     var low = 0u;

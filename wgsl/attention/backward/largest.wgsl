@@ -2,9 +2,9 @@
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
 
-// Largest: the largest elements of V and of grad_out, which bound every gradient by a weight. A workgroup owns one
-// of LARGEST_PARTS parts of a key/value head's. Compared by bits, so that the order does not matter; NaN and infinity are passed over, since what they
-// reach is lost anyway.
+// Largest: the largest elements of V and of grad_out, which bound every gradient by a weight. A workgroup owns one of
+// LARGEST_PARTS parts of a key/value head's. Compared by bits, so that the order does not matter; NaN and infinity are
+// passed over, since what they reach is lost anyway.
 
 const LARGEST_FLOAT16: u32 = 0x477fe000u;
 

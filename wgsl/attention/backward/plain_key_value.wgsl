@@ -2,8 +2,8 @@
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
 
-// Plain, by key and value: a workgroup owns one key of one key/value head, and passes over the rows of all heads of its group that may
-// keep it. Scores: a thread a row. Sums: a thread a vec4 of head_dim and one of value_dim.
+// Plain, by key and value: a workgroup owns one key of one key/value head, and passes over the rows of all heads of its
+// group that may keep it. Scores: a thread a row. Sums: a thread a vec4 of head_dim and one of value_dim.
 
 // WORKGROUP · 4 bytes
 var<workgroup> by_score: array<f32, WORKGROUP>;

@@ -2,7 +2,8 @@
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
 
-// Plain, by query: a workgroup owns one query row of one head. Scores: a thread a key. Sums: a thread a vec4 of head_dim, unscaled.
+// Plain, by query: a workgroup owns one query row of one head. Scores: a thread a key. Sums: a thread a vec4 of
+// head_dim, unscaled.
 
 // WORKGROUP · 4 bytes
 var<workgroup> by_score: array<f32, WORKGROUP>;

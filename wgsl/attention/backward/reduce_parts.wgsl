@@ -4,7 +4,8 @@
 {{ elements.pack_pair(result_name) }}
 %% endif
 
-// Reduce parts: each element's partial sums added up in their order, times a factor, cast. A thread owns a word of the result.
+// Reduce parts: each element's partial sums added up in their order, times a factor, cast. A thread owns a word of the
+// result.
 
 fn element_sum(element: u32) -> f32 {
     var sum = 0.0;

@@ -6,11 +6,12 @@
 %% if BY == "query"
 // Its own are query rows of one head, q and grad_out; K and V stream by. It adds up the query's gradient, unscaled.
 %% else
-// Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the key's and value's
-// gradients.
+// Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the
+// key's and value's gradients.
 %% endif
-// "Head" tiles hold rows of head_dim (q or K), "value" tiles rows of value_dim (grad_out or V), all as float32. Threads stand ACROSS ×
-// DOWN: each has ROWS × ITEMS pairs of own and streamed rows, and of the same ROWS rows every ACROSS-th vec4 of the sums.
+// "Head" tiles hold rows of head_dim (q or K), "value" tiles rows of value_dim (grad_out or V), all as float32. Threads
+// stand ACROSS × DOWN: each has ROWS × ITEMS pairs of own and streamed rows, and of the same ROWS rows every ACROSS-th
+// vec4 of the sums.
 
 // OWN · HEAD_PITCH · 16 bytes
 var<workgroup> head_tile: array<vec4f, OWN * HEAD_PITCH>;
@@ -21,7 +22,8 @@ var<workgroup> stream_tile: array<vec4f, STREAM * STREAM_PITCH>;
 // OWN · FACTOR_PITCH · 16 bytes: what each own row multiplies each streamed row by
 var<workgroup> factor_tile: array<vec4f, OWN * FACTOR_PITCH>;
 
-// Quads of streamed rows are dealt to the threads across: row 4 · q + e lies where its thread reads without bank conflicts.
+// Quads of streamed rows are dealt to the threads across: row 4 · q + e lies where its thread reads without bank
+// conflicts.
 fn slot(item: u32) -> u32 {
     return (item / 4u / ACROSS * 4u + item % 4u) * ACROSS + item / 4u % ACROSS;
 }
