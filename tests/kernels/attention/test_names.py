@@ -60,7 +60,6 @@ VALUES: dict[str, Any] = {
     "paged": BOTH,
     "ring": BOTH,
     "scales": BOTH,
-    "dense_rows": ((), ("bias",), ("mask",), ("bias", "mask")),
     "aligned": (0, 4, 8, 16),
 }
 DEVICES = [

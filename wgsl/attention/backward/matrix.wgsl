@@ -28,10 +28,6 @@
 {% macro settle() %}{{ "workgroupBarrier();" if EMULATED }}{% endmacro %}
 {# The same number of the lane that has the other half of a row. #}
 {% macro other_half(value) %}{{ "other_half(thread, " ~ value ~ ")" if EMULATED else "subgroupShuffleXor(" ~ value ~ ", 16u)" }}{% endmacro %}
-{# Logits that are scaled products: a tile that every own row keeps is not masked. And where ranges say which keys a row
-   keeps, other tiles are masked after the same arithmetic. #}
-{% set unbent = problem.bias is none and not problem.mask and not problem.softcap %}
-{% set ranged = unbent and not problem.segments and not problem.ring and not problem.paged %}
 {# Whether rows of a tile have any pairs with the subgroup's own. #}
 {% macro own(tile) %}{{ "true" if EMULATED else "%s < own_span.y && %s + STREAM > own_span.x" % (tile, tile) }}{% endmacro %}
 
@@ -95,21 +91,6 @@ fn weights_of(x: vec4f, top: vec4f) -> vec4f {
 %% endif
 }
 
-%% if ranged
-// Which of four streamed rows from `first` on have a pair with an own row.
-%% if BY == "query"
-fn kept_of(b: u32, first: u32, end: u32, kept: Kept) -> vec4<bool> {
-%% else
-fn kept_of(b: u32, first: u32, end: u32, s: u32) -> vec4<bool> {
-%% endif
-    var made = vec4<bool>();
-%% for i in range(4)
-    made[{{ i }}] = first + {{ i }}u < end && in_range({{ "kept, i32(first + %du)" % i if BY == "query" else "kept_keys(b, first + %du), i32(s)" % i }});
-%% endfor
-    return made;
-}
-
-%% endif
 %% if not DIRECT
 // Where the sums of an own row start.
 fn sums_row(row: u32, b: u32, head: u32) -> u32 {
@@ -252,7 +233,7 @@ fn matrix(
                 continue;
             }
             let tile_end = min(tile + STREAM, span.y);
-%% if unbent
+%% if problem.bias is none and not problem.mask and not problem.softcap
             let full = from_own + BLOCKS * 16u == to_own && tile + STREAM <= span.y;
 %% if BY == "query"
             var whole = full && block_keeps(b, from_own, to_own - 1u, tile, tile_end);
@@ -273,7 +254,6 @@ fn matrix(
             {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "score_%d_%d" % (r, t), "col_major") }};
             {{ matrices.store("exchange", "exchange_at + 4u", "SCORE_PITCH", "gradient_%d_%d" % (r, t), "col_major") }};
             {{ settle() }}
-%% if not ranged
             if (!whole) {
                 // In place: a lane reads and writes its own elements alone.
                 for (var i = 0u; i < 8u; i++) {
@@ -295,12 +275,11 @@ fn matrix(
                     exchange[at + 4u][i % 4u] = bitcast<u32>(WEIGHT_SIZE * share.score);
                 }
             }
-%% endif
 %% for i in range(2)
             var p_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ i }}u]);
             var d_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ 4 + i }}u]);
 %% endfor
-            {{ "" if ranged else "if (whole) " }}{
+            if (whole) {
 %% for i in range(2)
 %% if BY == "query"
                 p_{{ r }}_{{ t }}_{{ i }} = weights_of(scale * p_{{ r }}_{{ t }}_{{ i }}, vec4f(statistics_{{ r }}.top));
@@ -311,15 +290,6 @@ fn matrix(
 %% endif
 %% endfor
             }
-%% if ranged
-            if (!whole) {
-%% for i in range(2)
-                let kept_{{ i }} = kept_of(b, tile + {{ 16 * t + 4 * i }}u + 8u * half, tile_end, {{ "kept_%d" % r if BY == "query" else "s_%d" % r }});
-                p_{{ r }}_{{ t }}_{{ i }} = select(vec4f(), p_{{ r }}_{{ t }}_{{ i }}, kept_{{ i }});
-                d_{{ r }}_{{ t }}_{{ i }} = select(vec4f(), d_{{ r }}_{{ t }}_{{ i }}, kept_{{ i }});
-%% endfor
-            }
-%% endif
 %% endfor
             {{ settle() }}
 %% for t in columns
