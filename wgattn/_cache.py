@@ -12,6 +12,7 @@ from ._array import Array, apply, asarray, bounded, broadcast, elementwise, of
 from ._bind import per_entry, rope_of
 from ._cache_bind import new_rows, new_tokens
 from ._cache_checks import (
+    RoomCheck,
     check_appended,
     check_capacity,
     check_counts,
@@ -19,7 +20,6 @@ from ._cache_checks import (
     check_not_negative,
     check_pages,
     check_ring_left,
-    check_written,
 )
 from ._cache_form import CacheForm, integer, made
 from ._cache_pages import dealt, released
@@ -205,13 +205,15 @@ class KVCache:
         if not tokens:
             return self
         cache = self
+        if (limit := self._limit()) is not None:
+            require(partial(check_appended, tokens, limit), self.lengths, *([] if counts is None else [counts]))
         if self.pages is not None:
             if current_trace() is None:
                 cache = self._reserved(tokens if counts is None else _on_host(counts), "append")
             else:
                 pages, page_size = self.key.shape[:2]
                 told = [self.pages, self.lengths, *([] if counts is None else [counts])]
-                require(partial(check_written, tokens, page_size, pages), *told)
+                require(RoomCheck(tokens, page_size, pages), *told)
         return cache._appended(rows, counts, rope)
 
     def positions(self, T: int) -> Int[Array, "B T"]:
@@ -333,9 +335,6 @@ class KVCache:
         return self._with(**changed) if changed else self
 
     def _appended(self, rows: tuple[Array, Array], counts: Array | None, rope: Rope | None) -> KVCache:
-        if (limit := self._limit()) is not None:
-            tokens = rows[0].shape[1]
-            require(partial(check_appended, tokens, limit), self.lengths, *([] if counts is None else [counts]))
         operands = self._arrays() | {"new_key": rows[0], "new_value": rows[1]}
         if counts is not None:
             operands["counts"] = counts

@@ -8,7 +8,7 @@ import numpy as np
 from . import masks
 from ._array import Array
 from ._bind import BoundCall, array_of
-from ._cache_checks import check_pages, check_ring_seen
+from ._cache_checks import TableCheck, check_ring_seen
 from ._cache_form import CacheForm
 from ._dtypes import FLOATS, int4
 from ._kernels.attention.problem import Bound
@@ -65,7 +65,7 @@ def bind_cached(query: Any, cache: "KVCache") -> BoundCall:
                 problem += f": if it is BNTH, use query.swapaxes{axes}"
         raise ValueError(f"query {given.shape} is read as B={B} T={T} N={N} H={H}; {problem}")
     if cache.pages is not None:
-        require(partial(check_pages, pages=cache.key.shape[0]), cache.pages)
+        require(TableCheck(cache.key.shape[0]), cache.pages)
     key, value = cache.key, cache.value
     if cache.dtype != int4:
         key, value = key[..., : cache.head_dim], value[..., : cache.v_head_dim]

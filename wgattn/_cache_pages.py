@@ -67,3 +67,15 @@ def dealt(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray, page_size:
 def released(table: np.ndarray, lengths: np.ndarray, page_size: int) -> np.ndarray:
     """The table without the pages that hold no token."""
     return np.where(np.arange(table.shape[1]) * page_size < lengths[:, None], table, -1).astype(np.int32)
+
+
+def own_pages(table: np.ndarray, at: np.ndarray, pages: int) -> tuple[np.ndarray, np.ndarray]:
+    """The pages from `first` to `end` about number `at` of each sequence that it has for itself, of a pool of so many.
+
+    Of one whose page there is another's too, or none, `end` is `at`.
+    """
+    uses = np.bincount(table[table >= 0], minlength=pages)
+    own = (table >= 0) & (uses[table] == 1)
+    number, at = np.arange(table.shape[1]), at[:, None]
+    first = np.where(own | (number > at), -1, number).max(1, initial=-1) + 1
+    return first, np.where(own | (number < at), len(number), number).min(1, initial=len(number))

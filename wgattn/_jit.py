@@ -28,6 +28,16 @@ class Arguments(NamedTuple):
     static: tuple[tuple[Any, Hashable], ...]
 
 
+class Signature(NamedTuple):
+    """What calls are told apart by, what they run, and the leaves that are donated."""
+
+    tree: Any
+    avals: list[Aval]
+    static: tuple[tuple[Any, Hashable], ...]
+    traced: Traced
+    donated: list[int]
+
+
 class JitFunction(Generic[P, R]):
     """A function that `jit` wraps. Calling it traces, compiles or just runs, whichever is due."""
 
@@ -55,6 +65,7 @@ class JitFunction(Generic[P, R]):
             raise ValueError(f"arguments {sorted(both)} of {self._name} are static: they hold no memory to donate")
         self._validate = validate
         self._traces: dict[Any, Traced] = {}
+        self._last: Signature | None = None  # of the last call
         self._donated_leaves_of: dict[Any, frozenset[int]] = {}
         self._lock = threading.RLock()
 
@@ -74,9 +85,19 @@ class JitFunction(Generic[P, R]):
         bound = self._bind(args, kwargs)
         if current_trace() is not None:
             return self._inline(bound)
-        arrays = [self._leaf(bound, i) for i in range(len(bound.leaves))]
-        traced = self._traced(bound, [a._aval for a in arrays])
-        return call(traced, arrays, self._name, self._donated_leaves(bound, arrays), self._validate)
+        arrays = self._leaves(bound)
+        now = self._signature(bound, [a._step.avals[a._result] for a in arrays])
+        if now.donated:
+            self._check_donated(bound, now.donated)
+        return call(now.traced, arrays, self._name, now.donated, self._validate)
+
+    def _signature(self, bound: Arguments, avals: list[Aval]) -> "Signature":
+        """What a call of these arguments runs. Most are like the one before, which is told without a hash."""
+        last = self._last
+        if last is None or last.avals != avals or last.tree != bound.tree or last.static != bound.static:
+            traced, donated = self._traced(bound, avals), sorted(self._places(bound))
+            last = self._last = Signature(bound.tree, avals, bound.static, traced, donated)
+        return last
 
     def lower(self, *args: Any, **kwargs: Any) -> "Lowered":
         """Trace for these arguments without running. Arguments may be jax.ShapeDtypeStruct or other avals."""
@@ -119,6 +140,13 @@ class JitFunction(Generic[P, R]):
                 # Equal values of two types (1, 1.0, True) are traced apart.
                 found.append((key, (type(value), value)))
         return tuple(found)
+
+    def _leaves(self, bound: Arguments) -> list[Array]:
+        """The leaves as Arrays that are alive."""
+        return [
+            x if type(x) is Array and type(x._step.values[x._result]) is not Dead else self._leaf(bound, i)
+            for i, x in enumerate(bound.leaves)
+        ]
 
     def _leaf(self, bound: Arguments, i: int) -> Array:
         """Leaf i as an Array. NumPy values are used within this call, so their bytes are not copied first."""
@@ -172,16 +200,14 @@ class JitFunction(Generic[P, R]):
         """Within another trace the operations go straight into it."""
         return self._apply(bound, [x if isinstance(x, Array) else asarray(x) for x in bound.leaves])
 
-    def _donated_leaves(self, bound: Arguments, arrays: list[Array]) -> list[int]:
-        donated = sorted(self._places(bound))
+    def _check_donated(self, bound: Arguments, donated: list[int]) -> None:
+        """Raise TypeError for a donated leaf that is no Array."""
         for i in donated:
             if not isinstance(bound.leaves[i], Array):
                 raise TypeError(
                     f"argument {self._path(bound, i)} of {self._name} is to be donated, and is no wgattn.Array but "
                     f"{type(bound.leaves[i]).__name__}: only device memory can be; give wgattn.device_put(x)"
                 )
-            _run.stored(arrays[i]._step, arrays[i]._result)  # raises for one that is donated already
-        return donated
 
     def _places(self, bound: Arguments) -> frozenset[int]:
         """The leaves of the arguments that are donated, by number or by name; found once a tree."""
@@ -282,13 +308,14 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = self._function
         bound = function._bind(args, kwargs)
-        arrays = [function._leaf(bound, i) for i in range(len(bound.leaves))]
+        arrays = function._leaves(bound)
         if function._traces.get((bound.tree, tuple(a._aval for a in arrays), bound.static)) is not self._traced:
             raise TypeError(
                 f"{function._name} was compiled for other arguments (structure, shapes, dtypes, static values): "
                 "lower it for these"
             )
-        donated = function._donated_leaves(bound, arrays)
+        donated = sorted(function._places(bound))
+        function._check_donated(bound, donated)
         return call(self._traced, arrays, function._name, donated, function._validate)
 
     def __repr__(self) -> str:

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 
 from ._graph.graph import Aval
-from ._graph.host_values import evaluated, kept, needs
+from ._graph.host_values import evaluated, evaluator, kept, needs
 from ._record import Step, Trace, traces
 
 Test = Callable[..., None]
 Goal = tuple[Step, int]
+_NOT_ASKED = object()
 
 
 def known(step: Step, result: int = 0) -> np.ndarray | None:
     """The value of a small integer result where the host knows it; None else. Nothing is computed on the device."""
+    if (found := step.known.get(result, _NOT_ASKED)) is not _NOT_ASKED:
+        return found  # type: ignore[return-value]
     stack = [(step, result)]
     while stack:
         at, which = stack[-1]
@@ -56,25 +59,26 @@ def require(test: Test, *arrays: Any) -> None:
 class Foreknown:
     """What a traced function gives on the host: its small integer results, after its checks.
 
-    Slots hold values: first the arguments that matter, then constants and what `instructions` compute.
+    Slots hold values: first the arguments that matter, then constants (None where there is none) and what
+    `instructions` compute.
     """
 
     arguments: list[int] = field(default_factory=list)
-    constants: dict[int, np.ndarray] = field(default_factory=dict)
-    instructions: list[tuple[int, object, Aval, tuple[int, ...], list[Aval]]] = field(default_factory=list)
+    constants: list[np.ndarray | None] = field(default_factory=list)
+    instructions: list[tuple[int, Callable[..., np.ndarray], tuple[int, ...]]] = field(default_factory=list)
     checks: list[tuple[Test, tuple[int, ...]]] = field(default_factory=list)
     outputs: list[int | None] = field(default_factory=list)
 
     def run(self, argument: Callable[[int], np.ndarray | None]) -> list[np.ndarray | None]:
         """The outputs that the host knows, given what it knows of arguments. Raises what a check raises."""
-        slots: dict[int, np.ndarray | None] = {n: argument(index) for n, index in enumerate(self.arguments)}
-        slots |= self.constants
-        for slot, operation, aval, operands, avals in self.instructions:
-            slots[slot] = _computed(operation, aval, [slots[n] for n in operands], avals)
+        slots = [argument(index) for index in self.arguments]
+        slots += self.constants
+        for slot, compute, operands in self.instructions:
+            if there := _all_of(slots, operands):
+                slots[slot] = compute(*there)
         for test, operands in self.checks:
-            values = [slots[n] for n in operands]
-            if all(value is not None for value in values):
-                test(*values)
+            if there := _all_of(slots, operands):
+                test(*there)
         return [None if n is None else slots[n] for n in self.outputs]
 
 
@@ -95,11 +99,11 @@ def foreknown(outputs: Sequence[Goal], arguments: Sequence[Step], trace: Trace) 
             continue
         slots[key] = count
         value = None if _parents(step, result) else known(step, result)
-        if value is not None:
-            plan.constants[count] = value
-        else:
+        plan.constants.append(value)
+        if value is None:
             parents = tuple(slots[id(p), r] for p, r in _parents(step, result) or ())
-            plan.instructions.append((count, step.operation, step.avals[result], parents, _operands(step)))
+            compute = evaluator(step.operation, step.avals[result], _operands(step))
+            plan.instructions.append((count, compute, parents))
         count += 1
     plan.outputs = [slots.get((id(step), result)) for step, result in outputs]
     for test, goals in trace.checks:
@@ -149,6 +153,12 @@ def _given(step: Step, result: int) -> np.ndarray | None:
     if not isinstance(value, np.ndarray) or not kept(step.avals[result]):
         return None
     return value.copy() if value.flags.writeable else value
+
+
+def _all_of(slots: Sequence[np.ndarray | None], operands: tuple[int, ...]) -> list[np.ndarray] | None:
+    """The values in these slots; None where one is not known."""
+    found = [value for n in operands if (value := slots[n]) is not None]
+    return found if len(found) == len(operands) else None
 
 
 def _computed(

@@ -96,12 +96,14 @@ def run(
 def results_of(program: "Compiled", inputs: Sequence[Stored], donated: frozenset[int] = frozenset()) -> list[Stored]:
     """Run a compiled graph. Results that share a buffer, with each other or an input that lives on, are marked."""
     outputs = [Stored(buffer, view) for buffer, view, _ in program.run([stored.buffer for stored in inputs])]
-    seen: dict[int, Stored] = {}
     alive = [stored for number, stored in enumerate(inputs) if number not in donated]
-    for stored in (*alive, *outputs):
-        first = seen.setdefault(id(stored.buffer), stored)
-        if first is not stored:
-            first.shared = stored.shared = True
+    alive += outputs
+    if len({id(stored.buffer) for stored in alive}) < len(alive):
+        seen: dict[int, Stored] = {}
+        for stored in alive:
+            first = seen.setdefault(id(stored.buffer), stored)
+            if first is not stored:
+                first.shared = stored.shared = True
     return outputs
 
 

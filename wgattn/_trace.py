@@ -1,7 +1,7 @@
 """A function run once on arguments without values: what it recorded, and how that runs on values."""
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 from weakref import ref
 
@@ -32,6 +32,7 @@ class Traced:
     host: Foreknown
     laid_out: dict[tuple[View, ...], Graph] = field(default_factory=dict)
     programs: dict[tuple[tuple[View, ...], frozenset[int]], Any] = field(default_factory=dict)
+    _last: tuple[list[View], frozenset[int], Any] | None = None  # how inputs lay at the last run, and its program
 
     @property
     def graph(self) -> Graph:
@@ -72,14 +73,19 @@ class Traced:
 
     def run(self, inputs: list[Stored], donated: frozenset[int], validate: bool) -> list[Stored]:
         """Compile for how the inputs lie, where that is new, and run."""
-        layouts = tuple([stored.view for stored in inputs])
+        lie = [stored.view for stored in inputs]
         if validate:
-            return _run.run(self.graph_for(layouts), inputs, donated, validate=True)
+            return _run.run(self.graph_for(tuple(lie)), inputs, donated, validate=True)
+        last = self._last
+        if last is None or last[0] != lie or last[1] != donated:
+            last = self._last = lie, donated, self._program(tuple(lie), donated)
+        return _run.results_of(last[2], inputs, donated)
+
+    def _program(self, layouts: tuple[View, ...], donated: frozenset[int]) -> Any:
         program = self.programs.get((layouts, donated))
         if program is None:
-            program = _run.executable(self.graph_for(layouts), donated)
-            self.programs[layouts, donated] = program
-        return _run.results_of(program, inputs, donated)
+            program = self.programs[layouts, donated] = _run.executable(self.graph_for(layouts), donated)
+        return program
 
 
 def finish(result: Any, steps: list[Step], trace: Trace) -> Traced:
@@ -142,20 +148,24 @@ def _give_up(
     arrays: list[Array], inputs: list[Stored], donated: list[int], name: str, traced: Traced
 ) -> frozenset[int]:
     """Let donated Arrays die. Gives those whose memory nothing else needs, which the program may write over."""
-    held: dict[int, ref[Step]] = {}
-    returned = {x for kind, x in traced.sources if kind == "argument"}
-    dead = Dead(
+    held: list[tuple[int, ref[Step]]] = []
+    returned = [x for kind, x in traced.sources if kind == "argument"]
+    buffers = [id(stored.buffer) for stored in inputs]
+    some_twice = len(set(buffers)) < len(buffers)
+    for i in donated:
+        array = arrays[i]
+        if i in returned:
+            arrays[i] = of(array._step, array._result)  # the same step, which others may hold too
+        elif not (inputs[i].shared or (some_twice and buffers.count(buffers[i]) > 1)):
+            held.append((i, ref(array._step)))
+        array._step, array._result = leaf(_dead(name), array._aval), 0
+    # Steps that are yet to be computed, and functions that captured a value, hold its old step.
+    return frozenset([i for i, step in held if step() is None])
+
+
+@lru_cache(maxsize=256)
+def _dead(name: str) -> Dead:
+    return Dead(
         f"this Array was donated to {name}, which may have written over its memory. Use what {name} returned, or leave "
         "its argument out of donate_argnums"
     )
-    uses = Counter(id(stored.buffer) for stored in inputs)
-    for i in donated:
-        array, stored, aval = arrays[i], inputs[i], arrays[i]._aval
-        shared = stored.shared or i in returned or uses[id(stored.buffer)] > 1
-        if i in returned:
-            arrays[i] = of(array._step, array._result)  # the same step, which others may hold too
-        if not shared:
-            held[i] = ref(array._step)
-        array._step, array._result = leaf(dead, aval), 0
-    # Steps that are yet to be computed, and functions that captured a value, hold its old step.
-    return frozenset(i for i, step in held.items() if step() is None)

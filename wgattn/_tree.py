@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+_loaded: Any = None
 _waiting: list[tuple[type, tuple[str, ...], tuple[str, ...]]] = []
 
 
@@ -19,8 +20,11 @@ def register() -> None:
 
 def util() -> Any:
     """jax.tree_util."""
-    from jax import tree_util
+    global _loaded
+    if _loaded is None:
+        from jax import tree_util
 
+        _loaded = tree_util
     while _waiting:
-        tree_util.register_dataclass(*_waiting.pop())
-    return tree_util
+        _loaded.register_dataclass(*_waiting.pop())
+    return _loaded

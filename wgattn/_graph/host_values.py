@@ -1,6 +1,6 @@
 """Small integers computed in NumPy from what the host knows: lengths, offsets and page tables, never read back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -47,24 +47,36 @@ def needs(operation: object, result: int, operands: int) -> tuple[int, ...] | No
 
 def evaluated(operation: object, aval: Aval, operands: list[np.ndarray], avals: Sequence[Aval]) -> np.ndarray:
     """The result of an operation that `needs` these operands, which are `kept`; `avals` are of all that it has."""
-    with np.errstate(over="ignore"):
-        if isinstance(operation, CacheAppend):
-            found = _lengths(operation, operands, avals)
-        else:
-            found = np.asarray(_evaluated(operation, operands))
-    return np.ascontiguousarray(found, aval.dtype).reshape(aval.shape)
+    return evaluator(operation, aval, avals)(*operands)
 
 
-def _lengths(append: CacheAppend, operands: list[np.ndarray], avals: Sequence[Aval]) -> np.ndarray:
-    """The lengths after an append, as its kernel counts them."""
+def evaluator(operation: object, aval: Aval, avals: Sequence[Aval]) -> Callable[..., np.ndarray]:
+    """The function of the operands' values that gives the result: what is known once is worked out once."""
+    if isinstance(operation, CacheAppend):
+        return _lengths(operation, avals)
+
+    def result(*operands: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            found = np.asarray(_evaluated(operation, list(operands)))
+        return np.ascontiguousarray(found, aval.dtype).reshape(aval.shape)
+
+    return result
+
+
+def _lengths(append: CacheAppend, avals: Sequence[Aval]) -> Callable[..., np.ndarray]:
+    """The lengths after an append, as its kernel counts them, of those before and the counts."""
     given = dict(zip(append.operands, avals, strict=True))
     side = next(name for name in SIDES if name in given)
     tokens, capacity = given[f"new_{side}"].shape[1], given[side].shape[1]
     if "pages" in given:
         capacity *= given["pages"].shape[1]
-    lengths, *counts = operands
-    after = np.maximum(lengths, 0) + (counts[0].clip(0, tokens) if counts else tokens)
-    return after if append.ring is not None else np.minimum(after, capacity)
+
+    def after(lengths: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+        found = np.maximum(lengths, 0)
+        found += tokens if counts is None else counts.clip(0, tokens)
+        return found if append.ring is not None else np.minimum(found, capacity, out=found)
+
+    return after
 
 
 def _evaluated(operation: object, operands: list[np.ndarray]) -> np.ndarray | float:

@@ -54,6 +54,8 @@ class ProfileOverride:
 
 MINIMUM = ProfileOverride(limits=Limits(), f16=False, subgroups=False)
 
+_forks = 0  # from the first process to this one: every call asks, and asking the system for a process's number is slow
+
 
 class Device:
     """A native device with its memory, its pipelines and its profile. `lock` is held while encoding and submitting."""
@@ -62,7 +64,7 @@ class Device:
         adapter = provider.adapters()[info.index]
         limits = requested_limits(adapter.limits, override.limits)
         features = _features(provider, adapter, info.kind, override)
-        self.provider, self.generation, self.pid = provider, generation, os.getpid()
+        self.provider, self.generation, self._forks = provider, generation, _forks
         self.lock = threading.RLock()
         self.lost = ""  # the reason, once the device is gone
         self._rumour = ""  # that some device was lost, perhaps this one
@@ -90,9 +92,9 @@ class Device:
 
     def check_alive(self) -> None:
         """Raise DeviceLostError once the device is gone, WgattnError in a forked child."""
-        if self.pid != os.getpid():
+        if self._forks != _forks:
             raise WgattnError(FORKED)
-        if self.is_lost():
+        if (self._rumour or self.lost) and self.is_lost():
             raise DeviceLostError(
                 f"{self.profile.name} was lost ({self.lost}): Arrays that lived on it are gone. "
                 "Make them again from their NumPy values; the next call gets a new device"
@@ -297,3 +299,12 @@ def loop_turns(name: str, driver: str) -> int | None:
     if "llvmpipe" in name.lower() and (version is None or int(version.group(1)) < 25):
         return MESA_LOOP_TURNS
     return None
+
+
+def _after_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from .._errors import WgattnError
 from .check import check_program
-from .memory import Buffer, Texture, as_bytes
-from .program import BufferSlot, CopyBuffer, CopyToTexture, Dispatch, Program, Range
+from .memory import Buffer, Texture, TextureKey, as_bytes
+from .program import BufferSlot, CopyBuffer, CopyToTexture, Dispatch, Program, Range, Slot
 
 if TYPE_CHECKING:
     from .device import Device
@@ -46,6 +46,7 @@ class BoundProgram:
         made = [slot for slot in range(len(program.slots)) if slot not in given]
         # outputs first: the pool gives back what came last, so scratch is the same each run and bind groups are found
         self._made = sorted(made, key=lambda slot: slot not in program.outputs)
+        self._wanted = [_least(program.slots[slot]) for slot in program.inputs]
         self._groups: dict[tuple[int, ...], tuple[list[Any], list[Any]]] = {}
 
     def run(self, inputs: Sequence[Buffer | Texture]) -> tuple[Buffer | Texture, ...]:
@@ -149,17 +150,16 @@ class BoundProgram:
         if len(inputs) != len(program.inputs):
             raise WgattnError(f"the program takes {len(program.inputs)} inputs, {len(inputs)} are given")
         held: list[Buffer | Texture | None] = [None] * len(program.slots)
-        for slot, given in zip(program.inputs, inputs, strict=True):
+        for slot, wanted, given in zip(program.inputs, self._wanted, inputs, strict=True):
             if given.device is not device:
                 given.alive()  # the device was asked itself: only another one can be gone
-            wanted = program.slots[slot]
-            if isinstance(wanted, BufferSlot):
+            if isinstance(given, Buffer):
                 # vector loads bind whole vectors: up to 256 bytes of the buffer's own memory past its end
-                fits = isinstance(given, Buffer) and -(-given.nbytes // 256) * 256 >= wanted.nbytes
+                fits = isinstance(wanted, int) and -(-given.nbytes // 256) * 256 >= wanted
             else:
-                fits = isinstance(given, Texture) and given.key == (wanted.width, wanted.height, wanted.format)
+                fits = given.key == wanted
             if not fits:
-                raise WgattnError(f"input slot {slot} takes {wanted}, {given} is given")
+                raise WgattnError(f"input slot {slot} takes {program.slots[slot]}, {given} is given")
             held[slot] = given
         for slot, constant in self._constants:
             held[slot] = constant
@@ -222,6 +222,11 @@ class BoundProgram:
                 _copy_to_texture(encoder, command, natives)
         if compute is not None:
             compute.end()
+
+
+def _least(slot: Slot) -> int | TextureKey:
+    """What an input must have to fill this slot: so many bytes, or a texture's key."""
+    return slot.nbytes if isinstance(slot, BufferSlot) else (slot.width, slot.height, slot.format)
 
 
 def _copy_to_texture(encoder: Any, copy: CopyToTexture, natives: list[Any]) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ SPARE = 64 << 20  # free bytes that are always kept
 SMALL = 1 << 16  # bytes below which the queue's own write is quicker than mapping
 
 
+@lru_cache(maxsize=4096)
 def size_class(nbytes: int) -> int:
     """The bytes that are really taken for `nbytes`: eighths of a power of two, so that at most an eighth is lost.
 

@@ -14,15 +14,18 @@ from .schedule import Output, Schedule, compile
 class Compiled:
     """What a trace keeps: `schedule` says what will run, `run` runs it."""
 
-    __slots__ = ("_executable", "_lock", "schedule")
+    __slots__ = ("_executable", "_lock", "_outputs", "schedule")
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self._executable: Executable | None = None
         self._lock = threading.Lock()
+        self._outputs = [(output.buffer, output.view, output.layout.dtype) for output in schedule.outputs]
 
     def executable(self) -> Executable:
         """The program on the device; made at the first call. Raises what `prepare` raises."""
+        if (made := self._executable) is not None:
+            return made
         with self._lock:
             if self._executable is None:
                 self._executable = prepare(self.schedule.program)
@@ -34,7 +37,7 @@ class Compiled:
         Outputs may share a buffer, and a donated argument's buffer may be one of theirs.
         """
         made = self.run_all(buffers)
-        return [(made[o.buffer], o.view, o.layout.dtype) for o in self.schedule.outputs]
+        return [(made[number], view, dtype) for number, view, dtype in self._outputs]
 
     def run_on_host(
         self, given: Sequence[np.ndarray | Buffer], places: Mapping[int, np.ndarray] | None = None
