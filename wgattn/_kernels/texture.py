@@ -17,6 +17,7 @@ import numpy as np
 from wgattn._dtypes import float32
 from wgattn._kernels.kernel import Operand, Scalar, Texture
 from wgattn._runtime.profile import Limits
+from wgattn._runtime.program import TextureFormat
 
 FOLD = 13  # log2 of the tokens in a block of columns: every WebGPU device has textures of 8,192 texels a side
 TEXEL = 16  # bytes
@@ -78,11 +79,19 @@ class Texels:
         blocks = -(-rows // (1 << FOLD))
         # Heights grow in steps, so that a cache that grows by a token finds the texture it had.
         height = min(1 << FOLD, -(-rows // 64) * 64)
-        kind = "rgba32float" if self.dtype == float32 else "rgba32uint"
-        return Texture(self.block_width * max(blocks, 1), max(height, 1), kind)
+        return Texture(self.block_width * max(blocks, 1), max(height, 1), texel_format(self.dtype))
 
     def fits(self, limits: Limits) -> bool:
         return self.texture.width <= limits.texture_2d
+
+    @property
+    def nbytes(self) -> int:
+        return self.texture.width * self.texture.height * TEXEL
+
+    def broadcast(self, name: str) -> dict[str, int]:
+        """What changes in `values` for a shader that asks for tokens and heads where there is one for all."""
+        every_token = {f"{name}_side": 31, f"{name}_token": 0} if self.tokens == 1 else {}
+        return every_token | ({f"{name}_head": 0} if self.heads == 1 else {})
 
     def values(self, name: str) -> dict[str, int]:
         """What a shader that reads the texture of `name` is told of it, by parameter: see texels.wgsl."""
@@ -93,6 +102,11 @@ class Texels:
             f"{name}_token": self.token_step,
             f"{name}_head": self.head_step,
         }
+
+
+def texel_format(dtype: np.dtype) -> TextureFormat:
+    """The format of a texture whose texels hold `dtype`."""
+    return "rgba32float" if dtype == float32 else "rgba32uint"
 
 
 def fields(name: str) -> tuple[tuple[str, Scalar], ...]:

@@ -22,6 +22,11 @@
 // over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
 
 {{ texels.place("query") }}
+%% for name in dense_names
+{{ texels.place(name) }}
+{{ texels.four_of_row(name, {"bias": bias_name, "mask": "bool"}[name]) }}
+
+%% endfor
 {{ texels.keys(problem, stored_names, value_texel == "u8") }}
 @compute @workgroup_size(SUBGROUP)
 fn flash_rows(
@@ -82,6 +87,9 @@ fn flash_rows(
     var top_{{ r }} = LOWEST_KEPT;
     var total_{{ r }} = 0.0;
     let query_{{ r }} = query_place(b, t_{{ r }}, n_{{ r }});
+%% for name in dense_names
+    let {{ name }}_at_{{ r }} = {{ name }}_place(b, t_{{ r }}, n_{{ r }});
+%% endfor
 %% for d in range(query_texels)
     let texel_{{ r }}_{{ d }} = textureLoad(query, vec2u(query_{{ r }}.x + {{ d }}u, query_{{ r }}.y));
 %% for i in range(quads.query)
@@ -93,12 +101,19 @@ fn flash_rows(
 %% endfor
 %% endfor
 
-    for (var tile = keys.x; tile < keys.y; tile += KEYS) {
+%% if dense_names
+    // Turns start at a multiple of four keys, as texels do; for keys before the first one that one is read, and not kept.
+    let start = select(keys.x, keys.x - (keys.x - parameters.key_first) % 4u, keys.x < keys.y);
+%% else
+    let start = keys.x;
+%% endif
+{% set own_key = "clamp(tile + column, keys.x, keys.y - 1u)" if dense_names else "min(tile + column, keys.y - 1u)" %}
+    for (var tile = start; tile < keys.y; tile += KEYS) {
 %% if problem.segments
         // Tiles whose ids no row has are passed by; the last one is worked on in any case.
-        var key_segment = row_key_segments(b, min(tile + column, keys.y - 1u));
+        var key_segment = row_key_segments(b, {{ own_key }});
         for (; tile + KEYS < keys.y; tile += KEYS) {
-            key_segment = row_key_segments(b, min(tile + column, keys.y - 1u));
+            key_segment = row_key_segments(b, {{ own_key }});
             var met = false;
 %% for k in range(KEYS)
             let id_{{ k }} = subgroupShuffle(key_segment, {{ k }}u);
@@ -108,13 +123,13 @@ fn flash_rows(
                 break;
             }
         }
-        key_segment = row_key_segments(b, min(tile + column, keys.y - 1u));
+        key_segment = row_key_segments(b, {{ own_key }});
 %% endif
-        let s = min(tile + column, keys.y - 1u);
+        let s = {{ own_key }};
 %% if found
         let place = find_key(s, find_page(b, s), length);
         let slot = place.slot;
-        let own_position = select(NOWHERE, place.position, tile + column < keys.y);
+        let own_position = select(NOWHERE, place.position, s == tile + column);
 %% if problem.paged
         // What lies where no page is found is anything: a weight of 0 would not do.
         let there = place.position != NOWHERE;
@@ -154,9 +169,21 @@ fn flash_rows(
         let position_{{ k }} = {{ "subgroupShuffle(own_position, %su)" | format(k) if found else "i32(tile + %su)" | format(k) }};
 %% endfor
 %% for r in range(ROWS)
+%% for name in dense_names
+%% for k in range(0, KEYS, 4)
+        let {{ name }}_{{ r }}_{{ k }} = {{ name }}_four({{ name }}_at_{{ r }}, tile - parameters.key_first + {{ k }}u);
+%% endfor
+%% endfor
 %% for k in range(KEYS)
-        let logit_{{ r }}_{{ k }} =
-            logit_at(s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, position_{{ k }}, kept_{{ r }});
+%% for name in dense_names
+        let {{ name }}_of_{{ r }}_{{ k }} =
+            {{ texels.one_of_row(name, "%s_%s_%s" | format(name, r, k // 4 * 4), k % 4) }};
+%% endfor
+        let logit_{{ r }}_{{ k }} = logit_at(
+            s_{{ r }}_{{ k }}, b, n_{{ r }}, t_{{ r }}, tile + {{ k }}u, position_{{ k }}, kept_{{ r }}
+            {%- for name in dense_names %}, {{ name }}_of_{{ r }}_{{ k }}{% endfor %}
+
+        );
 %% if problem.segments
         let same_{{ r }}_{{ k }} = segment_{{ r }} == subgroupShuffle(key_segment, {{ k }}u);
         let x_{{ r }}_{{ k }} = select(MASKED, logit_{{ r }}_{{ k }}, same_{{ r }}_{{ k }});

@@ -123,26 +123,37 @@ fn capped(product: f32) -> f32 {
 %% endif
 }
 
+{# What is looked up for each logit, and what a kernel that reads it from textures hands over instead. #}
+{% set has_bias, has_mask = problem.bias is not none, problem.mask %}
+{% set bias_read, mask_read = has_bias and "bias" not in UNBUFFERED, has_mask and "mask" not in UNBUFFERED %}
+{% set looked_up = bias_read or mask_read or (problem.segments and "segments" not in UNBUFFERED) %}
+{% set bias_given, mask_given = has_bias and not bias_read, has_mask and not mask_read %}
+{% set dense_types = (", bias_value: f32" if bias_given else "") ~ (", mask_value: bool" if mask_given else "") %}
+{% set dense_values = (", bias_value" if bias_given else "") ~ (", mask_value" if mask_given else "") %}
 // The logit of key s for row t from the scaled product q · k: softcap, bias, masks, in that order. MASKED where the key is not kept.
-fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept) -> f32 {
+fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept{{ dense_types }}) -> f32 {
 %% if problem.paged
     if (!key_there(b, s)) {
         return MASKED;
     }
 %% endif
-    return logit_at(product, b, n, t, s, key_position(b, s), kept);
+    return logit_at(product, b, n, t, s, key_position(b, s), kept{{ dense_values }});
 }
 
 // The same for a key whose position is known, and that is there.
-fn logit_at(product: f32, b: u32, n: u32, t: u32, s: u32, position: i32, kept: Kept) -> f32 {
+fn logit_at(product: f32, b: u32, n: u32, t: u32, s: u32, position: i32, kept: Kept{{ dense_types }}) -> f32 {
     var x = capped(product);
     var keep = in_range(kept, position);
-%% if problem.dense
+%% if looked_up
     if (!keep) {
         return MASKED;
     }
 %% endif
-%% if problem.bias is not none
+%% if bias_given
+    keep = keep && bitcast<u32>(bias_value) != 0xff800000u;
+    x += bias_value;
+%% endif
+%% if bias_read
     let bias_at = bias_row(b, n, t) + (s - parameters.key_first) * parameters.bias_s;
 %% if bias_name == "f32"
     let bias_bits = bias[bias_at];
@@ -153,11 +164,15 @@ fn logit_at(product: f32, b: u32, n: u32, t: u32, s: u32, position: i32, kept: K
     keep = keep && bias_bits != {{ "0xfc00u" if bias_name == "f16" else "0xff80u" }};
     x += unpack_{{ bias_name }}(bias_bits).x;
 %% endif
+%% endif
+%% if has_bias
     // By bits: a comparison may be compiled to a maximum, which loses a NaN.
     let bits = bitcast<u32>(x);
     x = select(x, LOWEST_KEPT, bits == 0xff7fffffu || bits == 0xff800000u);
 %% endif
-%% if problem.mask
+%% if mask_given
+    keep = keep && mask_value;
+%% elif mask_read
     let mask_at = mask_row(b, n, t) + (s - parameters.key_first) * parameters.mask_s;
     keep = keep && ((mask[mask_at / 4u] >> (8u * (mask_at % 4u))) & 0xffu) != 0u;
 %% endif
@@ -167,14 +182,14 @@ fn logit_at(product: f32, b: u32, n: u32, t: u32, s: u32, position: i32, kept: K
     return select(MASKED, x, keep);
 }
 
-%% if problem.bias is not none
+%% if bias_read
 fn bias_row(b: u32, n: u32, t: u32) -> u32 {
     return parameters.bias_at + (b / parameters.B1) * parameters.bias_b0 + (b % parameters.B1) * parameters.bias_b1
         + n * parameters.bias_n + t * parameters.bias_t;
 }
 
 %% endif
-%% if problem.mask
+%% if mask_read
 fn mask_row(b: u32, n: u32, t: u32) -> u32 {
     return parameters.mask_at + (b / parameters.B1) * parameters.mask_b0 + (b % parameters.B1) * parameters.mask_b1
         + n * parameters.mask_n + t * parameters.mask_t;

@@ -99,6 +99,33 @@ fn scale_at(at: vec2u, i: u32) -> f32 {
 %% endif
 {%- endmacro %}
 
+{# Four keys of a row of bias or mask that starts at `at`, from key s of it on, a multiple of four: as f32, or as the
+   bytes of a word. #}
+{% macro four_of_row(name, dtype) -%}
+%% if dtype == "f32"
+fn {{ name }}_four(at: vec2u, s: u32) -> vec4f {
+    return textureLoad({{ name }}, vec2u(at.x + s / 4u, at.y));
+}
+%% elif dtype == "bool"
+fn {{ name }}_four(at: vec2u, s: u32) -> u32 {
+    let texel = textureLoad({{ name }}, vec2u(at.x + s / 16u, at.y));
+    let two = select(texel.xy, texel.zw, (s & 8u) != 0u);
+    return select(two.x, two.y, (s & 4u) != 0u);
+}
+%% else
+fn {{ name }}_four(at: vec2u, s: u32) -> vec4f {
+    let texel = textureLoad({{ name }}, vec2u(at.x + s / 8u, at.y));
+    let two = select(texel.xy, texel.zw, (s & 4u) != 0u);
+    return vec4f(unpack_{{ dtype }}(two.x), unpack_{{ dtype }}(two.y));
+}
+%% endif
+{%- endmacro %}
+
+{# One of these four keys, as logit_at takes it. #}
+{% macro one_of_row(name, four, key) -%}
+{{ "%s.%s" | format(four, "xyzw"[key]) if name == "bias" else "(%s & %su) != 0u" | format(four, 255 * 256 ** key) }}
+{%- endmacro %}
+
 {# Groups of four elements that a texel holds. #}
 {% macro quads(dtype) -%}
 {{ {"f32": 1, "f16": 2, "bf16": 2, "u8": 8}.get(dtype, 4) }}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,12 @@ from tests.kernels.run_plan import run_plan
 from tests.kernels.test_texture import operand
 from tests.tolerance import check
 from wgattn import _runtime
-from wgattn._dtypes import bfloat16, float16, float32
+from wgattn._dtypes import bfloat16, bool_, float16, float32
 from wgattn._errors import UnsupportedError
 from wgattn._kernels.attention import decode_lanes, flash_rows
 from wgattn._kernels.attention.choose import choose
 from wgattn._kernels.attention.problem import AttentionProblem, Bound, Call, describe
-from wgattn._kernels.kernel import CopyToTexture, Operand, natural_strides
+from wgattn._kernels.kernel import CopyToTexture, Operand, Texture, natural_strides
 from wgattn._runtime.profile import DeviceProfile
 
 LANES = (flash_rows, decode_lanes)
@@ -102,6 +103,58 @@ def test_wide_textures_are_cut(family: ModuleType, poisoned: None) -> None:
     """Where rows pass the width of a texture, batch entries and heads are worked on in turn."""
     profile = weak(_runtime.current_profile(), texture_2d=20)
     compare(family, inputs(B=3, T=queries(family, 9), S=33, N=8, K=4, H=32), profile=profile, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", [bool_, float32, bfloat16], ids=str)
+@pytest.mark.device
+def test_what_a_mask_and_a_bias_are_broadcast_along(dtype: np.dtype, poisoned: None) -> None:
+    """Rows of them lie in textures, once for what they are broadcast along; copied, gathered, or cut where wide.
+    Windows start within a texel, and what lies before them is not read."""
+    T, N = 70, 4
+    query, key, value = inputs(B=2, T=T, S=301, H=16)
+    key[:, :5] = value[:, :5] = np.nan
+    profile = _runtime.current_profile()
+    options: dict[str, Any] = {"window": (4, 200), "query_offset": np.array([9, 90], np.int32)}
+    for sizes in ((2, 1, T), (1, N, 1), (2, N, T)):
+        for S, limits in ((301, profile), (256, profile), (301, weak(profile, texture_2d=80))):
+            dense = inputs(B=sizes[0], T=sizes[1] * sizes[2], N=1, H=S)[0].reshape(*sizes, S)
+            dense = dense > -0.5 if dtype == bool_ else dense.astype(dtype)
+            given = {"mask" if dtype == bool_ else "bias": dense, "profile": limits}
+            compare(flash_rows, (query, key[:, :S], value[:, :S]), **options, **given)
+
+
+@pytest.mark.device
+def test_a_mask_whose_keys_do_not_lie_side_by_side_stays_in_its_buffer(poisoned: None) -> None:
+    arrays = inputs(B=2, T=20, S=37, H=16)
+    mask = np.arange(2 * 4 * 20).reshape(2, 4, 20, 1) % 3 > 0
+    compare(flash_rows, arrays, mask=mask, bias=inputs(B=1, T=4 * 20, N=1, H=37)[0].reshape(1, 4, 20, 37))
+
+
+def test_where_a_mask_is_read_from() -> None:
+    """From a texture where the device binds one more; the reason says so, and what keeps it in a buffer."""
+    given = replace(problem(), bias=float32, mask=True, dense_rows=("bias", "mask"))
+    reason = flash_rows.variant(given, CPU).reason
+    assert reason.endswith("bias from a texture; mask from a buffer, slowly: the device binds no more textures")
+    many = weak(CPU, storage_textures=5)
+    assert flash_rows.variant(given, many).reason.endswith("; bias from a texture; mask from a texture")
+    apart = flash_rows.variant(replace(given, dense_rows=("bias",)), many)
+    assert apart.reason.endswith("mask from a buffer, slowly: its keys do not lie side by side")
+
+
+def test_keys_are_filled_once_for_several_boxes_of_rows() -> None:
+    """A bias of many rows is worked on in turn, a part at a time in its texture; keys and values stay in theirs."""
+    T, S = 8192, 4096
+    shapes = {"query": (1, 1, T, 1, 64), "key": (1, 1, S, 1, 64), "value": (1, 1, S, 1, 64), "out": (1, 1, T, 1, 64)}
+    operands = {name: Operand(float32, shape, natural_strides(shape)) for name, shape in shapes.items()}
+    operands["bias"] = Operand(float32, (1, 1, 1, T, S), natural_strides((1, 1, 1, T, S)))
+    profile = weak(CPU, texture_2d=16384)
+    plan = flash_rows.plan(describe(Call(), operands), Call(), operands, profile)
+    filled = [step.destination for step in plan.steps if isinstance(step, CopyToTexture)]
+    assert filled.count("bias_texels") == filled.count("query_texels") == 4
+    assert filled.count("key_texels") == filled.count("value_texels") == 1
+    made = plan.scratch["bias_texels"]
+    assert isinstance(made, Texture)
+    assert made.width * made.height * 16 == 32 << 20
 
 
 @FAMILY

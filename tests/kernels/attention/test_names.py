@@ -60,6 +60,7 @@ VALUES: dict[str, Any] = {
     "paged": BOTH,
     "ring": BOTH,
     "scales": BOTH,
+    "dense_rows": ((), ("bias",), ("mask",), ("bias", "mask")),
     "aligned": (0, 4, 8, 16),
 }
 DEVICES = [

@@ -6,7 +6,7 @@ from wgattn._kernels.attention import lanes
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.naming import tuned_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
-from wgattn._kernels.attention.textures import stored_names
+from wgattn._kernels.attention.textures import dense_names, stored_names
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant
 from wgattn._runtime.profile import DeviceProfile, Tuned
 
@@ -55,7 +55,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
     keys = keys_a_turn(problem, subgroup)
     own = (("ROWS", rows), ("KEYS", keys), ("xor_steps", lanes.steps(1, subgroup)))
     reason = ": rows stay in a lane's registers, keys come from textures"
-    return lanes.variant(name, problem, profile, partial, _read(problem), f"r{rows}k{keys}", own, reason)
+    return lanes.variant(name, problem, profile, partial, _read(problem, profile), f"r{rows}k{keys}", own, reason)
 
 
 def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
@@ -72,7 +72,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         call,
         operands,
         profile,
-        _read(problem),
+        _read(problem, profile),
         lambda partial: variant(problem, profile, partial),
         workgroups,
         lambda box: lanes.parts(workgroups(box), box.size("s"), profile),
@@ -81,5 +81,5 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
     )
 
 
-def _read(problem: AttentionProblem) -> tuple[str, ...]:
-    return "query", *stored_names(problem)
+def _read(problem: AttentionProblem, profile: DeviceProfile) -> tuple[str, ...]:
+    return "query", *stored_names(problem), *dense_names(problem, profile.limits)

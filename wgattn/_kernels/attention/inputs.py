@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wgattn._dtypes import float32, short_name
+from wgattn._dtypes import bool_, float32, short_name
 from wgattn._kernels.attention.boxes import Box, cut
 from wgattn._kernels.attention.problem import ROW_OPERANDS, TAILED, AttentionProblem, Call, key_count, scale_of
 from wgattn._kernels.kernel import (
@@ -26,6 +26,7 @@ from wgattn._kernels.kernel import (
     storage_element,
 )
 from wgattn._kernels.rotation import TABLES
+from wgattn._kernels.texture import texel_format
 
 LOG2_E = math.log2(math.e)
 
@@ -34,7 +35,12 @@ _DENSE = {"bias": ("n", "t", "s"), "mask": ("n", "t", "s"), "scales": ("s", "k")
 
 
 def texel_dtype(problem: AttentionProblem, name: str) -> np.dtype:
-    """What a texel of a query, key or value texture holds: rotated rows stay in float32."""
+    """What a texel of a texture holds: rotated rows stay in float32."""
+    if name == "mask":
+        return bool_
+    if name == "bias":
+        assert problem.bias is not None, "a problem without bias has no texture of it"
+        return problem.bias
     if problem.rope is not None and name != "value":
         return float32
     return {"query": problem.query_dtype, "key": problem.key_dtype, "value": problem.value_dtype}[name]
@@ -83,8 +89,7 @@ def bindings(
     found = []
     for name, dtype in dtypes.items():
         if name in unbuffered:
-            texel = texel_dtype(problem, name)
-            found.append(Binding(name, "texture", "rgba32float" if texel == float32 else "rgba32uint"))
+            found.append(Binding(name, "texture", texel_format(texel_dtype(problem, name))))
         elif unit and name != "query":
             found.append(Binding(name, "read", {4: "u32", 8: "vec2<u32>", 16: "vec4<u32>"}[unit]))
         else:
@@ -95,10 +100,11 @@ def bindings(
         found.append(Binding("out", "write", storage_element(problem.out_dtype, "out" in problem.vectors)))
         if problem.residual is not None:
             found.append(Binding("residual", "write", "u32"))
-    if problem.bias is not None:
-        found.append(Binding("bias", "read", "u32"))
-    if problem.mask:
-        found.append(Binding("mask", "read", "u32"))
+    for name, there in (("bias", problem.bias is not None), ("mask", problem.mask)):
+        if there and name in unbuffered:
+            found.append(Binding(name, "texture", texel_format(texel_dtype(problem, name))))
+        elif there:
+            found.append(Binding(name, "read", "u32"))
     if problem.scales:
         texture = "scales" in unbuffered
         found.append(Binding("scales", "texture", "rgba32float") if texture else Binding("scales", "read", "f32"))

@@ -9,7 +9,14 @@ from wgattn._kernels.attention.inputs import bindings, constants, parameters, te
 from wgattn._kernels.attention.launches import SPLITS, plan_buffers
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
-from wgattn._kernels.attention.textures import Textures, stored_names, texture_fields, unbuffered
+from wgattn._kernels.attention.textures import (
+    Textures,
+    dense_reason,
+    given_dense,
+    stored_names,
+    texture_fields,
+    unbuffered,
+)
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._kernels.texture import FOLD
 from wgattn._runtime.profile import DeviceProfile, Tuned
@@ -56,14 +63,17 @@ def variant(
 ) -> Variant:
     """The shader of a family that reads the operands `names` from textures; `word` tells of its `own` constants."""
     subgroup, unread = profile.subgroup_size or 0, unbuffered(names)
+    dense = given_dense(problem)
+    from_buffers = [f"buf{name}" for name in dense if name not in names]
     return Variant(
         family=family,
-        name=variant_name(family, problem, partial, word, f"sg{subgroup}"),
+        name=variant_name(family, problem, partial, word, *from_buffers, f"sg{subgroup}"),
         template=f"attention/{family}.wgsl",
         constants=(
             *constants(problem, partial, unread),
             *((f"{name}_texel", short_name(texel_dtype(problem, name))) for name in names if name != "scales"),
             ("stored_names", stored_names(problem)),
+            ("dense_names", tuple(name for name in dense if name in names)),
             ("FOLD", FOLD),
             *own,
             ("SUBGROUP", subgroup),
@@ -71,7 +81,7 @@ def variant(
         bindings=bindings(problem, partial, unread),
         parameters=parameters(problem, unread, texture_fields(names, problem.paged)),
         features=frozenset({"subgroup"}),
-        reason=f"CPU adapter with subgroups of {subgroup}{reason}",
+        reason=f"CPU adapter with subgroups of {subgroup}{reason}{dense_reason(problem, names)}",
     )
 
 

@@ -122,6 +122,7 @@ class AttentionProblem:
     paged: bool  # key, value and scales are pools of pages, which the operand `pages` deals to the batch
     ring: bool  # slots hold keys in turn: key_position, not the slot, says where a key sits
     scales: bool  # key and value are int8 or packed int4 (uint8), with float32 scales
+    dense_rows: tuple[str, ...]  # of bias and mask, those whose keys lie one behind the other
     aligned: int  # rows of key and value start and end at multiples of so many bytes: 16, 8, 4, or 0 for fewer
 
     @property
@@ -178,6 +179,11 @@ def vectorized(operand: Operand) -> bool:
     return inner == 1 and all(n % 4 == 0 for n in (*ends, operand.offset, *sized))
 
 
+def in_rows(operand: Operand) -> bool:
+    """Whether the elements of a row lie one behind the other."""
+    return operand.strides[-1] == 1 or operand.shape[-1] == 1
+
+
 def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
     """The Problem of a call. `operands` holds query and out as (B0, B1, T, N, ·), key, value and scales as
     (B0, B1, S, K, ·), and what else is there. Of a pool of pages S is all its tokens, the same for every batch entry.
@@ -218,6 +224,7 @@ def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
         paged="pages" in operands,
         ring=call.ring is not None,
         scales="scales" in operands,
+        dense_rows=tuple(n for n in ("bias", "mask") if n in operands and in_rows(operands[n])),
         aligned=aligned_bytes(key, value),
     )
 

@@ -1,7 +1,7 @@
 """The operands of a call that are read from textures: what each box is filled with, where rows lie for the shader."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from wgattn._kernels.attention.inputs import Rows, texel_dtype
 from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.kernel import CopyToTexture, Launch, Operand, Scalar, Scratch, Texture
 from wgattn._kernels.stored import row_elements
-from wgattn._kernels.texture import Texels, fields, lay
+from wgattn._kernels.texture import TEXEL, Texels, fields, lay
 from wgattn._kernels.texture_fill import Held, Rotation, Row, fill
 from wgattn._runtime.profile import Limits
 
+DENSE = ("bias", "mask")
+DENSE_BYTES = 32 << 20  # of a bias or a mask at once: more rows or heads are worked on in turn, in the same texture
 WHOLE_POOL = 8  # a pool up to so many times the tokens that a call reads is copied whole: a gather takes as much longer
 
 
@@ -23,8 +25,34 @@ def stored_names(problem: AttentionProblem) -> tuple[str, ...]:
     return ("key", "value", "scales") if problem.scales else ("key", "value")
 
 
+def given_dense(problem: AttentionProblem) -> tuple[str, ...]:
+    """Those of bias and mask that the problem has."""
+    there = {"bias": problem.bias is not None, "mask": problem.mask}
+    return tuple(name for name in DENSE if there[name])
+
+
+def dense_names(problem: AttentionProblem, limits: Limits) -> tuple[str, ...]:
+    """Which of bias and mask are read from textures too: those that lie in rows, as many as the device binds."""
+    free = limits.storage_textures - 1 - len(stored_names(problem))
+    return tuple(name for name in given_dense(problem) if name in problem.dense_rows)[: max(free, 0)]
+
+
+def dense_reason(problem: AttentionProblem, names: tuple[str, ...]) -> str:
+    """What `wgattn explain` adds of a bias and a mask that are there, `names` being read from textures."""
+    words = []
+    for name in given_dense(problem):
+        why = "the device binds no more textures" if name in problem.dense_rows else "its keys do not lie side by side"
+        words.append(f"{name} from a texture" if name in names else f"{name} from a buffer, slowly: {why}")
+    return "".join(f"; {word}" for word in words)
+
+
 def rows_of(name: str, part: Operand) -> Operand:
-    """A part of an operand as rows of texels: the scales of all heads of a token are one row, where they lie so."""
+    """A part of an operand as rows of texels: the scales of all heads of a token are one row, where they lie so; a row
+    of bias or mask is all keys of a query, and what is broadcast is there once."""
+    if name in DENSE:
+        b0, b1, heads_once, rows, _ = (1 if step == 0 else n for n, step in zip(part.shape, part.strides, strict=True))
+        steps = (part.strides[0], part.strides[1], part.strides[3], part.strides[2], 1)
+        return replace(part, shape=(b0, b1, rows, heads_once, part.shape[4]), strides=steps)
     *tokens, heads, width = part.shape
     if name != "scales" or (heads > 1 and part.strides[3] != width):
         return part
@@ -56,6 +84,7 @@ class Textures:
     operands: Mapping[str, Operand]
     limits: Limits
     most_entries: int | None = None  # batch entries whose keys and values one box should have
+    held: dict[str, tuple[object, ...]] = field(default_factory=dict)  # what textures hold as boxes are planned in turn
 
     def fits(self, name: str, part: Operand) -> bool:
         """Whether the kernel can read this part of an operand: in a texture, or in a binding."""
@@ -63,8 +92,10 @@ class Textures:
             return binds(part, self.limits)
         if self.pool(name) is not None:
             return True
-        many = name != "query" and self.most_entries is not None and part.shape[0] * part.shape[1] > self.most_entries
-        return not many and self.texels(name, rows_of(name, part)).fits(self.limits)
+        stored, entries = name in stored_names(self.problem), part.shape[0] * part.shape[1]
+        many = stored and self.most_entries is not None and entries > self.most_entries
+        made = self.texels(name, rows_of(name, part))
+        return not many and made.fits(self.limits) and (name not in DENSE or made.nbytes <= DENSE_BYTES)
 
     def texels(self, name: str, part: Operand, keys: int | None = None) -> Texels:
         """The layout of a part of an operand; of a pool, of `keys` tokens of each sequence (all, unless given)."""
@@ -87,7 +118,7 @@ class Textures:
     def key_bytes(self) -> int:
         """Bytes in textures of one key of a batch entry, all heads of it, and of what goes with it."""
         heads = self.operands["key"].shape[3]
-        elements = [self._element(name, self.operands[name]) for name in self.names if name != "query"]
+        elements = [self._element(name, self.operands[name]) for name in stored_names(self.problem)]
         return heads * sum(dtype.itemsize * dim for dtype, dim in elements)
 
     def fill(self, box: Box, rows: Rows, known: Mapping[str, Scratch | Texture]) -> Filled:
@@ -108,11 +139,16 @@ class Textures:
                 texels = self.texels(name, part, box.size("s"))
                 resources[name] = texture = f"{name}_texels"
                 rotation, held = self._rotation(name, box, rows), self._held(name, box, rows, group)
-                steps += fill(part, name, texels, texture, self.limits, rotation, held)
+                lies = part, box.b0, box.b1, box.s
+                if self.held.get(name) != lies:  # boxes of other query rows have the same keys
+                    steps += fill(part, name, texels, texture, self.limits, rotation, held)
+                    self.held[name] = lies
                 made, before = texels.texture, known.get(texture)
                 if isinstance(before, Texture):
                     made = Texture(max(made.width, before.width), max(made.height, before.height), made.format)
             values |= texels.values(name)
+            if name in DENSE:
+                values |= texels.broadcast(name)
             if name == "scales":
                 apart = part.shape[3] > 1
                 values["scales_step"] = texels.head_step * texels.each if apart else self.operands[name].shape[4]
@@ -122,7 +158,7 @@ class Textures:
         return Filled(tuple(steps), resources, values, scratch)
 
     def _paged(self, name: str) -> bool:
-        return self.problem.paged and name != "query"
+        return self.problem.paged and name in stored_names(self.problem)
 
     def _rotated(self, name: str) -> bool:
         return self.problem.rope is not None and name in ("query", "key")
@@ -132,6 +168,9 @@ class Textures:
         if name == "scales":
             return float32, -(-part.shape[4] // 4) * 4
         dtype = texel_dtype(self.problem, name)
+        if name in DENSE:
+            each = TEXEL // dtype.itemsize
+            return dtype, -(-part.shape[4] // each) * each
         dim = self.problem.value_dim if name == "value" else self.problem.head_dim
         return dtype, row_elements(dtype, dim)
 
@@ -146,7 +185,7 @@ class Textures:
         return at + box.b0[0] * step_b0 + box.b1[0] * step, step_b0, step
 
     def _held(self, name: str, box: Box, rows: Rows, group: int) -> Held:
-        if name == "query":
+        if name not in stored_names(self.problem):
             return Held()
         # Where a row may end as the mean of V, every key is read.
         lengths = self.problem.keys.lengths and self.problem.empty_rows != "mean"
@@ -178,6 +217,6 @@ class Textures:
 
 def texture_fields(names: tuple[str, ...], paged: bool = False) -> tuple[tuple[str, Scalar], ...]:
     """The parameters that say where rows lie in the textures of `names`."""
-    more = [f"{name}_pooled" for name in names if paged and name != "query"]
+    more = [f"{name}_pooled" for name in names if paged and name not in ("query", *DENSE)]
     more += ["scales_step"] if "scales" in names else []
     return (*(field for name in names for field in fields(name)), *((name, "u32") for name in more))
