@@ -177,11 +177,18 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
 
 
 def test_peers_are_named_by_their_beginnings() -> None:
-    assert peers.chosen("none") == ()
-    assert peers.chosen("auto") == tuple(peers.PEERS)
-    assert peers.chosen("torch-math,jax") == ("torch-math", "jax", "jax-cudnn")
+    assert peers.chosen("none", on_cpu=True) == ()
+    assert peers.chosen("auto", on_cpu=True) == tuple(peers.PEERS)
+    assert set(peers.PEERS) - set(peers.chosen("auto", on_cpu=False)) == {"onnxruntime-cpu", "ncnn-cpu"}
+    assert peers.chosen("torch-math,jax,ncnn", on_cpu=False) == (
+        "torch-math",
+        "jax",
+        "jax-cudnn",
+        "ncnn-cpu",
+        "ncnn-vulkan",
+    )
     with pytest.raises(ValueError, match=r"'jaxx'.*torch-math"):
-        peers.chosen("jaxx")
+        peers.chosen("jaxx", on_cpu=True)
 
 
 @pytest.mark.parametrize("preset", ["quick", "cpu", "gpu"])

@@ -37,14 +37,15 @@ def bench(
 
     Raises ValueError for an unknown peer and for files that cannot be written, before anything is timed.
     """
-    names = chosen(peers)
+    profile = _runtime.current_profile()
+    names = chosen(peers, profile.is_cpu)
     for option, path in (("--out", out), ("--plot", plot)):
         check_folder(option, path)
     if plot is not None:
         from wgattn.bench.plot import check_matplotlib
 
         check_matplotlib()
-    taken = preset or preset_for(_runtime.current_profile())
+    taken = preset or preset_for(profile)
     pace = replace(QUICK if taken == "quick" else Pace(), rounds=rounds)
     jobs = [job for command in commands for job in jobs_of(command, taken, names, pace, cases)]  # type: ignore[arg-type]
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()

@@ -20,15 +20,19 @@ PEERS: dict[str, Build] = {
     "ncnn-vulkan": partial(ncnn_layer.build, vulkan=True),
     "tinygrad": tiny_grad.build,
 }
+ON_CPU = ("onnxruntime-cpu", "ncnn-cpu")  # whatever the adapter is
 
 
-def chosen(text: str) -> tuple[str, ...]:
-    """The peers that `--peers` names: auto for all, none, or names and beginnings of names with commas between.
+def chosen(text: str, on_cpu: bool) -> tuple[str, ...]:
+    """The peers that `--peers` names: auto, none, or names and beginnings of names with commas between.
 
+    auto is all, but beside a GPU (not `on_cpu`) those of CPUs: a call of theirs takes a thousand times as long there.
     Raises ValueError for a name that none has.
     """
-    if text in ("auto", "none"):
-        return tuple(PEERS) if text == "auto" else ()
+    if text == "auto":
+        return tuple(name for name in PEERS if on_cpu or name not in ON_CPU)
+    if text == "none":
+        return ()
     found: list[str] = []
     for word in text.split(","):
         names = [name for name in PEERS if name == word or name.startswith(f"{word}-")]
