@@ -12,7 +12,6 @@ from ._array import Array, apply, asarray, bounded, broadcast, elementwise, of
 from ._bind import per_entry, rope_of
 from ._cache_bind import new_rows, new_tokens
 from ._cache_checks import (
-    RoomCheck,
     check_appended,
     check_capacity,
     check_counts,
@@ -20,9 +19,10 @@ from ._cache_checks import (
     check_not_negative,
     check_pages,
     check_ring_left,
+    check_written,
 )
 from ._cache_form import CacheForm, integer, made
-from ._cache_pages import dealt, released
+from ._cache_pages import dealt, has_room, learn_room, released
 from ._dtypes import float32, int32
 from ._graph.graph import Aval
 from ._graph.operations import CacheAppend, CacheMove
@@ -213,7 +213,7 @@ class KVCache:
             else:
                 pages, page_size = self.key.shape[:2]
                 told = [self.pages, self.lengths, *([] if counts is None else [counts])]
-                require(RoomCheck(tokens, page_size, pages), *told)
+                require(partial(check_written, tokens, page_size, pages), *told)
         return cache._appended(rows, counts, rope)
 
     def positions(self, T: int) -> Int[Array, "B T"]:
@@ -323,16 +323,22 @@ class KVCache:
                 "function, with as many tokens as that appends"
             )
         assert self.form.page_size is not None
+        page_size, pages = self.form.page_size, self.key.shape[0]
         lengths, table = _on_host(self.lengths), _on_host(self.pages)
+        if has_room(table, lengths, counts, page_size, pages):
+            return self
         check_capacity(counts, self._limit(), lengths, caller)
-        check_pages(table, self.key.shape[0])
-        plan = dealt(table, lengths, counts, self.form.page_size, self.key.shape[0])
-        changed = {} if np.array_equal(plan.table, table) else {"pages": asarray(plan.table)}
+        check_pages(table, pages)
+        plan = dealt(table, lengths, counts, page_size, pages)
+        if np.array_equal(plan.table, table):
+            learn_room(table, lengths, page_size, pages)
+            return self
+        changed = {"pages": asarray(plan.table)}
         if plan.copies:
             pairs = asarray(plan.source), asarray(plan.destination)
             pools = {name: array for name, array in self._arrays().items() if name in ("key", "value", "scales")}
             changed |= {name: apply(CacheMove(True), pool, *pairs) for name, pool in pools.items()}
-        return self._with(**changed) if changed else self
+        return self._with(**changed)
 
     def _appended(self, rows: tuple[Array, Array], counts: Array | None, rope: Rope | None) -> KVCache:
         operands = self._arrays() | {"new_key": rows[0], "new_value": rows[1]}

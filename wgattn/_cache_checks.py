@@ -1,13 +1,12 @@
 """What a cache refuses, told from lengths and page tables that the host knows: at once, or at every jitted call."""
 
-from collections.abc import Callable, Sequence
-from operator import add, le
+from collections.abc import Sequence
 from weakref import ref
 
 import numpy as np
 
 from ._cache_form import CacheForm
-from ._cache_pages import own_pages, touched
+from ._cache_pages import has_room, learn_room, touched
 
 
 def check_counts(tokens: int, counts: np.ndarray) -> None:
@@ -50,31 +49,18 @@ class TableCheck:
             self._seen = ref(table)
 
 
-class RoomCheck:
-    """What a jitted append needs of the page table: pages of their own for its tokens, of a pool of so many.
+def check_written(
+    tokens: int, page_size: int, pages: int, table: np.ndarray, lengths: np.ndarray, counts: np.ndarray | None = None
+) -> None:
+    """What a jitted append needs of the page table: pages of its own for new tokens, of a pool of so many.
 
-    Of a table that stays it is kept from where to where each sequence has such pages, so that only the lengths are
-    looked at from call to call.
+    Of a table that stays only the lengths are looked at from call to call.
     """
-
-    __slots__ = ("_kept", "_page_size", "_pages", "_tokens")
-
-    def __init__(self, tokens: int, page_size: int, pages: int) -> None:
-        self._tokens, self._page_size, self._pages = tokens, page_size, pages
-        self._kept: tuple[Callable[[], object], list[int], list[int]] = _nothing, [], []
-
-    def __call__(self, table: np.ndarray, lengths: np.ndarray, counts: np.ndarray | None = None) -> None:
-        seen, low, high = self._kept
-        if seen() is table:
-            starts = lengths.tolist()
-            ends = map(add, starts, [self._tokens] * len(starts) if counts is None else counts.tolist())
-            if all(map(le, low, starts)) and all(map(le, ends, high)):
-                return
-        check_pages(table, self._pages)
-        given = np.full(len(lengths), self._tokens) if counts is None else counts
-        check_room(table, lengths, given, self._page_size, self._pages)
-        first, end = own_pages(table, lengths // self._page_size, self._pages)
-        self._kept = ref(table), (first * self._page_size).tolist(), (end * self._page_size).tolist()
+    if has_room(table, lengths, tokens if counts is None else counts, page_size, pages):
+        return
+    check_pages(table, pages)
+    check_room(table, lengths, np.full(len(lengths), tokens) if counts is None else counts, page_size, pages)
+    learn_room(table, lengths, page_size, pages)
 
 
 def _nothing() -> None:

@@ -1,6 +1,9 @@
 """A page table on the host: where new tokens fall, free pages dealt out, shared ones copied before a write."""
 
 from dataclasses import dataclass
+from itertools import repeat
+from operator import add, le
+from weakref import ref
 
 import numpy as np
 
@@ -16,6 +19,19 @@ class Dealt:
     @property
     def copies(self) -> bool:
         return bool((self.source >= 0).any())
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Of a table, the tokens from `first` to `end` of each sequence that lie in pages which no other has."""
+
+    table: ref[np.ndarray]
+    sizes: tuple[int, int]
+    first: list[int]
+    end: list[int]
+
+
+_rooms: dict[int, _Room] = {}  # by the table's id
 
 
 def touched(lengths: np.ndarray, counts: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,6 +83,24 @@ def dealt(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray, page_size:
 def released(table: np.ndarray, lengths: np.ndarray, page_size: int) -> np.ndarray:
     """The table without the pages that hold no token."""
     return np.where(np.arange(table.shape[1]) * page_size < lengths[:, None], table, -1).astype(np.int32)
+
+
+def has_room(table: np.ndarray, lengths: np.ndarray, counts: np.ndarray | int, page_size: int, pages: int) -> bool:
+    """Whether it is known of this table, from before, that `counts` more tokens fall into pages that no other has."""
+    found = _rooms.get(id(table))
+    if found is None or found.table() is not table or found.sizes != (page_size, pages):
+        return False
+    starts = lengths.tolist()
+    ends = map(add, starts, repeat(counts) if isinstance(counts, int) else counts.tolist())
+    return all(map(le, found.first, starts)) and all(map(le, ends, found.end))
+
+
+def learn_room(table: np.ndarray, lengths: np.ndarray, page_size: int, pages: int) -> None:
+    """Keep, while this table is there, from where to where each sequence has pages for itself about its last token."""
+    first, end = own_pages(table, lengths // page_size, pages)
+    number = id(table)
+    gone = ref(table, lambda _: _rooms.pop(number, None))
+    _rooms[number] = _Room(gone, (page_size, pages), (first * page_size).tolist(), (end * page_size).tolist())
 
 
 def own_pages(table: np.ndarray, at: np.ndarray, pages: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,12 +1,13 @@
 """Checks that remember a page table say of every call what those say that look through it each time."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from wgattn._cache_checks import RoomCheck, TableCheck, check_pages, check_room
-from wgattn._cache_pages import own_pages
+from wgattn._cache_checks import TableCheck, check_pages, check_room, check_written
+from wgattn._cache_pages import _rooms, own_pages
 
 SIZE, PAGES = 8, 12  # tokens a page, pages of the pool
 
@@ -31,7 +32,7 @@ def test_room_in_tables_that_stay_and_change(counted: bool):
     agreed = {"": 0}
     for _ in range(60):
         B, tokens = int(r.integers(1, 4)), int(r.integers(1, 12))
-        check = RoomCheck(tokens, SIZE, PAGES)
+        check = partial(check_written, tokens, SIZE, PAGES)
         for _ in range(3):
             own = r.permutation(PAGES)[: B * 4].reshape(B, -1)[:, :4]
             table = np.where(r.random(own.shape) < 0.1, -1, own).astype(np.int32)
@@ -64,3 +65,12 @@ def test_the_pages_that_a_sequence_has_for_itself():
     assert end.tolist() == [3, 4, 0]
     _, end = own_pages(table, np.array([0, 4, 3]), PAGES)
     assert end.tolist() == [0, 4, 3], "shared, behind the last one, and none"
+
+
+def test_what_is_kept_of_a_table_goes_with_it():
+    table = np.array([[0, 1]], np.int32)
+    check_written(1, SIZE, PAGES, table, np.array([3], np.int32))
+    number = id(table)
+    assert _rooms[number].end == [2 * SIZE]
+    del table
+    assert number not in _rooms
