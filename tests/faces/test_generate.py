@@ -1,8 +1,7 @@
 """The generation example of docs/examples: it writes with a cache what it writes without one, and what docs show."""
 
-import importlib.util
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -12,23 +11,17 @@ import pytest
 
 from wgattn import _run
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE, PAGE = ROOT / "docs" / "examples" / "generate.py", ROOT / "docs" / "generation.md"
+from .documents import ROOT
+from .worked_example import worked_example
+
+PAGE = ROOT / "docs" / "generation.md"
 STEPS, LETTERS = 150, 40
 
 
 @pytest.fixture(scope="module")
-def example() -> Any:
-    """The module, which imports the training example beside it."""
-    spec = importlib.util.spec_from_file_location("generate", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXAMPLE.parent))
-        spec.loader.exec_module(module)
+def example() -> Iterator[ModuleType]:
+    with worked_example("generate") as module:
         yield module
-    sys.modules.pop("train_char_lm", None)
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,21 @@
 """The sentence encoder of docs/examples: right tokens, right embeddings, and wgattn's equal to jax.nn's."""
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE, README = ROOT / "docs" / "examples" / "sentence_embeddings.py", ROOT / "README.md"
+from .documents import ROOT
+from .worked_example import worked_example
+
+README = ROOT / "README.md"
 
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sentence_embeddings", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example() -> Iterator[ModuleType]:
+    with worked_example("sentence_embeddings") as module:
+        yield module
 
 
 def test_tokens_are_those_of_the_models_own_tokenizer(example: ModuleType) -> None:

@@ -1,25 +1,23 @@
 """The transformer of docs/examples: trained with wgattn it goes where it goes with jax.nn, and what the docs show."""
 
-import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE, PAGE = ROOT / "docs" / "examples" / "train_char_lm.py", ROOT / "docs" / "training.md"
+from .documents import ROOT
+from .worked_example import worked_example
+
+PAGE = ROOT / "docs" / "training.md"
 STEPS = 200  # all of them: about 15 s of two cores with either attention
 
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_char_lm", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example() -> Iterator[ModuleType]:
+    with worked_example("train_char_lm") as module:
+        yield module
 
 
 @pytest.mark.device

@@ -13,7 +13,7 @@ from tests.tolerance import check, check_residual
 from wgattn._dtypes import bool_, float32
 from wgattn._errors import UnsupportedError
 from wgattn._graph import operations as op
-from wgattn._graph.graph import Use, View
+from wgattn._graph.graph import Node, Use, View
 from wgattn._graph.rewrite import fuse
 from wgattn._kernels.attention.problem import Bound, Call
 from wgattn._kernels.rotation import Rope
@@ -104,6 +104,19 @@ def test_bytes_that_are_no_words_are_copied() -> None:
     check(found, reference_cached(query, cache)[0])
 
 
+def halves(r: Recording, attention: Node, whole: tuple[str, ...] = ()) -> list[Use]:
+    """The call over sequences 0 and 1, and over 2 and 3: slices of its operands but for those that stay `whole`."""
+    parts = []
+    for first in (0, 2):
+        uses = []
+        for name, use in zip(attention.operation.operands, attention.uses, strict=True):
+            shape = r.nodes[use.node].avals[0].shape
+            part = op.Slice((first, *(0 for _ in shape[1:])), (2, *shape[1:]), (1,) * len(shape))
+            uses.append(use if name in whole else r.do(part, use))
+        parts.append(r.do(attention.operation, *uses))
+    return parts
+
+
 def test_two_calls_on_one_pool_are_not_joined() -> None:
     """Sequences 0, 1 and 2, 3 of one pool: the pool is no operand with a part for each of them."""
     cache = cache_of("f16", [19, 7, 24, 1], 24, page_size=8)
@@ -111,16 +124,7 @@ def test_two_calls_on_one_pool_are_not_joined() -> None:
     r = Recording()
     whole, arguments = recorded(r, cache, query)
     attention = r.nodes[whole.node]
-    parts = []
-    for first in (0, 2):
-        uses = []
-        for name, use in zip(attention.operation.operands, attention.uses, strict=True):
-            shape = r.nodes[use.node].avals[0].shape
-            if name not in ("key", "value"):
-                start = (first, *(0 for _ in shape[1:]))
-                use = r.do(op.Slice(start, (2, *shape[1:]), (1,) * len(shape)), use)
-            uses.append(use)
-        parts.append(r.do(attention.operation, *uses))
+    parts = halves(r, attention, whole=("key", "value"))
     found = np.concatenate(run_graph(r.graph(*parts), arguments))
     check(found, reference_cached(query, cache)[0])
 
@@ -157,14 +161,7 @@ def test_calls_on_parts_of_one_storage_are_joined(layout: str) -> None:
     r = Recording()
     whole, arguments = recorded(r, cache, query)
     attention = r.nodes[whole.node]
-    parts = []
-    for first in (0, 2):
-        uses = []
-        for use in attention.uses:
-            shape = r.nodes[use.node].avals[0].shape
-            start = (first, *(0 for _ in shape[1:]))
-            uses.append(r.do(op.Slice(start, (2, *shape[1:]), (1,) * len(shape)), use))
-        parts.append(r.do(attention.operation, *uses))
+    parts = halves(r, attention)
     graph = r.graph(*parts)
     assert count(fuse(graph), op.Attention) == 1
     check(np.concatenate(run_graph(graph, arguments)), reference_cached(query, cache)[0])
