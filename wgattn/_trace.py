@@ -1,7 +1,6 @@
 """A function run once on arguments without values: what it recorded, and how that runs on values."""
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 from weakref import ref
 
@@ -32,6 +31,7 @@ class Traced:
     host: Foreknown
     laid_out: dict[tuple[View, ...], Graph] = field(default_factory=dict)
     programs: dict[tuple[tuple[View, ...], frozenset[int]], Any] = field(default_factory=dict)
+    remains: dict[int, Step] = field(default_factory=dict)  # of donated arguments
     _last: tuple[list[View], frozenset[int], Any] | None = None  # how inputs lay at the last run, and its program
 
     @property
@@ -120,7 +120,10 @@ def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], val
     computed: list[Array] = []
     hosts = traced.host.run(lambda i: known(arrays[i]._step, arrays[i]._result))
     if traced.graph.outputs:
-        inputs = [_run.stored(a._step, a._result) for a in arrays]
+        inputs = [
+            value if type(value := a._step.values[a._result]) is Stored else _run.stored(a._step, a._result)
+            for a in arrays
+        ]
         inputs += [_run.stored(step, result) for step, result in traced.captured]
         free = _give_up(arrays, inputs, donated, name, traced) if donated else frozenset()
         results = traced.run(inputs, free, validate or _run.validating())
@@ -158,12 +161,14 @@ def _give_up(
             arrays[i] = of(array._step, array._result)  # the same step, which others may hold too
         elif not (inputs[i].shared or (some_twice and buffers.count(buffers[i]) > 1)):
             held.append((i, ref(array._step)))
-        array._step, array._result = leaf(_dead(name), array._aval), 0
+        dead = traced.remains.get(i)
+        if dead is None:
+            dead = traced.remains[i] = leaf(_dead(name), array._aval)
+        array._step, array._result = dead, 0
     # Steps that are yet to be computed, and functions that captured a value, hold its old step.
     return frozenset([i for i, step in held if step() is None])
 
 
-@lru_cache(maxsize=256)
 def _dead(name: str) -> Dead:
     return Dead(
         f"this Array was donated to {name}, which may have written over its memory. Use what {name} returned, or leave "

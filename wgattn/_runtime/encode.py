@@ -173,10 +173,10 @@ class BoundProgram:
 
     def _bound(self, held: Sequence[Buffer | Texture | None]) -> tuple[list[Any], list[Any]]:
         """The native objects by slot, and a bind group for each dispatch: kept while the same buffers come back."""
-        key = tuple(id(h.native) for h in held if h is not None)
+        natives = [h.native for h in held if h is not None]
+        key = tuple(map(id, natives))
         found = self._groups.pop(key, None)
         if found is None:
-            natives = [h.native for h in held if h is not None]
             found = natives, [self._group(i, natives) for i in range(len(self._dispatches))]
             if len(self._groups) >= KEPT_BINDINGS:
                 del self._groups[next(iter(self._groups))]
