@@ -333,7 +333,7 @@ def test_ceilings_do_the_work_that_they_count() -> None:
 
 @pytest.mark.device
 def test_first_call_memory_and_cached_call() -> None:
-    from wgattn.bench.first_call import cached_call_row, first_call_row
+    from wgattn.bench.first_call import cached_call_row, cached_step_row, first_call_row
     from wgattn.bench.memory import memory_row
 
     first = first_call_row("light", SMALL, 1)
@@ -341,6 +341,8 @@ def test_first_call_memory_and_cached_call() -> None:
     assert 0 < first.figures["second_call_s"] < first.median_s
     cached = cached_call_row(SMALL, 5)
     assert cached.median_s == pytest.approx(cached.figures["by_hand_s"] + cached.figures["over_s"])
+    step = cached_step_row("paged", replace(SMALL, T=1, S=64), 5)
+    assert step.median_s == pytest.approx(step.figures["by_hand_s"] + step.figures["over_s"])
     memory = memory_row("forward", SMALL)
     assert memory.figures["grown_bytes"] == 0
     assert memory.figures["beyond_bytes"] < memory.figures["given_bytes"] * 4

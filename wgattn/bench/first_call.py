@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from wgattn.bench.attention import Told
 from wgattn.bench.calls import Ours, forward
 from wgattn.bench.report import Row
 from wgattn.bench.timing import Sampler, medians
-from wgattn.bench.workload import Workload
+from wgattn.bench.workload import DTYPES, Workload
 
 EMPTY_CACHES = {  # drivers keep compiled shaders on disk
     "MESA_SHADER_CACHE_DISABLE": "true",
@@ -24,6 +25,7 @@ EMPTY_CACHES = {  # drivers keep compiled shaders on disk
     "RADV_DEBUG": "nocache",
 }
 MOST_SECONDS = 300  # that a process may take
+MOST_ENQUEUED = 16  # calls that are told to the device before it is waited for
 
 
 def first_call_row(name: str, workload: Workload, processes: int, done: Told = str) -> Row:
@@ -53,22 +55,60 @@ def cached_call_row(workload: Workload, rounds: int, done: Told = str) -> Row:
     """
     ours = forward(workload, workload.arrays())
     ours.call()
-    calls = {"a jitted call": lambda: ours.function(*ours.arguments), "by hand": _by_hand(ours)}
-    found = medians({name: _enqueued(call) for name, call in calls.items()}, max(rounds, 9), 0.2, 0.05, done=done)
-    jitted, hand = found["a jitted call"], found["by hand"]
-    figures = {"by_hand_s": hand, "over_s": jitted - hand}
-    return Row("compile", "a call that is cached", workload.name, ours.variant, jitted, figures=figures)
+    jitted = _enqueued(lambda: ours.function(*ours.arguments))
+    return _host_cost("a call that is cached", workload.name, ours, jitted, rounds, done)
 
 
-def _enqueued(call: Callable[[], object]) -> Sampler:
-    """Times of the host alone: the device is waited for before and after, not within."""
+def cached_step_row(layout: Literal["dense", "paged"], workload: Workload, rounds: int, done: Told = str) -> Row:
+    """What a step of decoding costs the host: an append and attention, jitted, the cache donated. As above."""
+    new = [wgattn.device_put(x[:, :1]) for x in workload.arrays().values()]
+    step = wgattn.jit(_append_and_attend, donate_argnums=0)
+    state = [_with_room(workload, layout)]
+    state[0], _ = step(state[0], *new)
+    ours = Ours(step, (state[0], *new), step.lower(state[0], *new).compile())
+
+    def call() -> None:
+        state[0], _ = step(state[0], *new)
+
+    def renew() -> None:
+        state[0] = _with_room(workload, layout)
+        call()
+
+    return _host_cost(f"append and attend, {layout}", workload.name, ours, _enqueued(call, renew), rounds, done)
+
+
+def _append_and_attend(cache: wgattn.KVCache, query: Any, key: Any, value: Any) -> Any:
+    cache = cache.append(key, value)
+    return cache, wgattn.nn.cached_attention(query, cache)
+
+
+def _with_room(workload: Workload, layout: Literal["dense", "paged"]) -> wgattn.KVCache:
+    """A cache of a few tokens, with room for a sample's."""
+    made = wgattn.KVCache.create(
+        workload.B, workload.S, workload.K, workload.H, workload.Hv, dtype=DTYPES[workload.dtype], layout=layout
+    )
+    key, value = (x[:, :8] for x in (workload.arrays()["key"], workload.arrays()["value"]))
+    return made.append(key, value).reserve(MOST_ENQUEUED + 1)
+
+
+def _host_cost(name: str, shape: str, ours: Ours, jitted: Sampler, rounds: int, done: Told) -> Row:
+    """A call beside its launches by hand, in the buffers of its arguments, whatever lies in them by then."""
+    samplers = {"jitted": jitted, "by hand": _enqueued(_by_hand(ours))}
+    found = medians(samplers, max(rounds, 9), 0.2, 0.05, done=done)
+    figures = {"by_hand_s": found["by hand"], "over_s": found["jitted"] - found["by hand"]}
+    return Row("compile", name, shape, ours.variant, found["jitted"], figures=figures)
+
+
+def _enqueued(call: Callable[[], object], before: Callable[[], object] = lambda: None) -> Sampler:
+    """Times of the host alone: the device is waited for before and after, not within. `before` is not timed."""
 
     def seconds(count: int) -> float:
+        before()
         _runtime.wait()
         start = time.perf_counter()
-        for _ in range(min(count, 16)):
+        for _ in range(min(count, MOST_ENQUEUED)):
             call()
-        return (time.perf_counter() - start) * count / min(count, 16)
+        return (time.perf_counter() - start) * count / min(count, MOST_ENQUEUED)
 
     return seconds
 

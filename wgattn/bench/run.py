@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import wgattn
 from wgattn import _runtime
@@ -13,7 +14,7 @@ from wgattn.bench.bridge import DEFAULT as BRIDGE
 from wgattn.bench.bridge import bridge
 from wgattn.bench.ceilings import Ceilings, ceilings
 from wgattn.bench.copies import copies_row
-from wgattn.bench.first_call import cached_call_row, first_call_row
+from wgattn.bench.first_call import cached_call_row, cached_step_row, first_call_row
 from wgattn.bench.memory import memory_row
 from wgattn.bench.presets import Preset
 from wgattn.bench.report import Report, Row
@@ -61,7 +62,18 @@ def jobs_of(
         cached = Job(
             command, "a call that is cached", least.name, lambda _, done: cached_call_row(least, pace.rounds, done)
         )
-        return (*jobs, cached)
+        step = replace(light, T=1, S=512, causal=False)
+        layouts: tuple[Literal["dense", "paged"], ...] = ("dense", "paged")
+        steps = [
+            Job(
+                command,
+                f"append and attend, {layout}",
+                step.name,
+                lambda _, done, x=layout: cached_step_row(x, step, pace.rounds, done),
+            )
+            for layout in layouts
+        ]
+        return (*jobs, cached, *steps)
     if command == "memory":
         return tuple(
             Job(command, f"{kind}, memory", call.name, lambda _, done, k=kind, w=call: memory_row(k, w, done))
