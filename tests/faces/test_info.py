@@ -3,9 +3,13 @@
 import os
 
 import pytest
+from typer.testing import CliRunner
 
-from tests.faces.command_line import NO_ADAPTER, values, wgattn
+from tests.faces.command_line import NO_ADAPTER, refused, values, wgattn
 from wgattn import __version__, _runtime
+from wgattn._cli.app import app
+from wgattn._cli.arguments import STORED
+from wgattn._kernels.attention.choose import IMPLEMENTATIONS
 from wgattn._runtime.profile import DeviceProfile
 
 
@@ -73,4 +77,11 @@ def test_the_version_is_printed() -> None:
 def test_help_names_every_command() -> None:
     done = wgattn("--help")
     assert done.returncode == 0
-    assert all(command in done.stdout for command in ("info", "demo", "validate", "explain", "bench"))
+    assert all(command in done.stdout for command in ("info", "demo", "validate", "explain", "bench", "tune"))
+
+
+def test_help_names_every_family_and_stored_type_and_flags_take_no_value() -> None:
+    shown = CliRunner(env={"COLUMNS": "1000"}).invoke(app, ["bench", "decode", "--help"]).output
+    assert all(name in shown for name in (*IMPLEMENTATIONS, *STORED))
+    assert "bool" not in next(line for line in shown.splitlines() if "--json" in line)
+    assert refused("bench", "decode", "--q", "1,1,8,64", "--cache", "int2")[0] == "--cache"

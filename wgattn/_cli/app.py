@@ -8,7 +8,7 @@ import typer
 
 from wgattn import _errors
 from wgattn._cli import show
-from wgattn._cli.arguments import Json, all_but, only_with_query, spread
+from wgattn._cli.arguments import Json, all_but, flag, only_with_query, spread
 from wgattn._cli.bench_app import bench
 
 app = typer.Typer(
@@ -28,9 +28,7 @@ def version(asked: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[
-    bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version of wgattn.")
-]
+Version = Annotated[bool, flag("--version", "Print the version of wgattn.", callback=version, is_eager=True)]
 
 
 @app.callback()
@@ -56,7 +54,7 @@ def demo() -> None:
 
 @app.command()
 def validate(
-    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the calls.")] = False,
+    quick: Annotated[bool, flag("--quick", "A tenth of the calls.")] = False,
     json: Json = False,
 ) -> None:
     """Check this adapter: many calls, each against the float64 reference and, where it has the call, jax.nn."""
@@ -72,7 +70,7 @@ def explain(
         str, typer.Option("--q", metavar="B,T,N,H", help="Shape of the query; T,N,H is a batch of one.")
     ] = "2,1024,8,64",
     call: Any = None,
-    wgsl: Annotated[bool, typer.Option("--wgsl", help="Print every shader that runs.")] = False,
+    wgsl: Annotated[bool, flag("--wgsl", "Print every shader that runs.")] = False,
     profile: Annotated[
         Path | None, typer.Option("--profile", help="Another machine's `wgattn info --json`: no adapter is needed.")
     ] = None,
@@ -94,11 +92,11 @@ def tune(
         typer.Option("--q", metavar="B,T,N,H", help="Tune for one call, with this query, not for common ones."),
     ] = None,
     call: Any = None,
-    backward: Annotated[bool, typer.Option("--backward", help="With --q, tune the backward pass.")] = False,
+    backward: Annotated[bool, flag("--backward", "With --q, tune the backward pass.")] = False,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Timed rounds; medians are compared.")] = 5,
     json: Json = False,
-    show: Annotated[bool, typer.Option("--show", help="Print what was kept, and where.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Remove what was kept.")] = False,
+    show: Annotated[bool, flag("--show", "Print what was kept, and where.")] = False,
+    forget: Annotated[bool, flag("--forget", "Remove what was kept.")] = False,
 ) -> None:
     """Try what kernels could do differently on this device, and keep what is faster for later processes."""
     from wgattn._cli import tune as command

@@ -7,7 +7,17 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+from wgattn._cache_form import DTYPES
+
+
+def flag(name: str, told: str, **more: Any) -> Any:
+    """An option that takes no value: none is shown beside it."""
+    return typer.Option(name, metavar="", help=told, **more)
+
+
+Json = Annotated[bool, flag("--json", "Print JSON instead of a table.")]
+STORED = tuple(dtype.name for dtype in DTYPES)
+FAMILIES = "plain, flash_tiled, flash_matrix, flash_rows, decode, decode_lanes or decode_subgroups"
 
 
 class Option(NamedTuple):
@@ -18,14 +28,15 @@ class Option(NamedTuple):
 
 
 def _told(kind: Any, name: str, told: str, metavar: str | None = None, default: Any = None) -> Option:
-    return Option(Annotated[kind, typer.Option(name, metavar=metavar, help=told)], default)
+    shown = flag(name, told) if kind is bool else typer.Option(name, metavar=metavar, help=told)
+    return Option(Annotated[kind, shown], default)
 
 
 CALL: Mapping[str, Option] = {
     "keys": _told(int | None, "--keys", "Number of keys; T unless given.", "S"),
     "kv_heads": _told(int | None, "--kv-heads", "Key/value heads; N unless given.", "K"),
     "value_dim": _told(int | None, "--value-dim", "Head dim of value; H unless given.", "HV"),
-    "dtype": _told(str, "--dtype", "f32, f16 or bf16.", default="f32"),
+    "dtype": _told(str, "--dtype", "Of query, key and value.", "f32|f16|bf16", "f32"),
     "causal": _told(bool, "--causal", "Row i keeps keys up to i + offset.", default=False),
     "window": _told(str | None, "--window", "local_window_size, or one number.", "LEFT,RIGHT"),
     "offset": _told(int | None, "--offset", "query_offset."),
@@ -38,8 +49,8 @@ CALL: Mapping[str, Option] = {
     "query_lengths": _told(bool, "--query-lengths", "query_seq_lengths are given.", default=False),
     "key_lengths": _told(bool, "--key-lengths", "key_value_seq_lengths are given.", default=False),
     "residual": _told(bool, "--residual", "The logsumexp of each row is returned too.", default=False),
-    "cache": _told(str | None, "--cache", "With T = 1: what the cache stores: float32, float16, int8, …"),
-    "implementation": _told(str | None, "--implementation", "The name of a kernel family."),
+    "cache": _told(str | None, "--cache", f"With T = 1: what the cache stores: {', '.join(STORED)}.", "DTYPE"),
+    "implementation": _told(str | None, "--implementation", f"The kernel family that must serve: {FAMILIES}.", "NAME"),
 }
 
 

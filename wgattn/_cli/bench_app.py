@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wgattn._cli.arguments import Json, Option, all_but, only_with_query, some, spread
+from wgattn._cli.arguments import Json, Option, all_but, flag, only_with_query, some, spread
 
 bench = typer.Typer(help="Time wgattn beside its peers and the device's own ceilings.", no_args_is_help=True)
 
@@ -28,7 +28,7 @@ PresetOption = Annotated[
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=5, help="Timed rounds; medians are shown.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="PNG", help="Draw the rows; needs matplotlib.")]
-Plain = Annotated[bool, typer.Option("--plain/--no-plain", help="With --q, time the plain family too.")]
+Plain = Annotated[bool, flag("--plain/--no-plain", "With --q, time the plain family too.")]
 PEERS = {
     "peers": Option(
         Annotated[
@@ -123,9 +123,7 @@ def all_(run: Any = None) -> None:
 @bench.command()
 def show(
     files: Annotated[list[Path], typer.Argument(help="What --json or --out wrote, of one device.")],
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print Markdown tables: the goals, then the rows.")
-    ] = False,
+    markdown: Annotated[bool, flag("--markdown", "Print Markdown tables: the goals, then the rows.")] = False,
     plot: Plot = None,
 ) -> None:
     """Print reports that were written before, as one table, or draw them; no adapter is needed."""
