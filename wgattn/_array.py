@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import reduce
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from weakref import ref
 
 import numpy as np
@@ -27,9 +27,8 @@ class Array:
     """An immutable array of `shape` and `dtype`. Made by `wgattn.asarray` and by calls on Arrays, never directly.
 
     Lazy: a call records what is to be computed and checks shapes and dtypes. The device works when a value is needed:
-    `np.asarray(x)`, `x.block_until_ready()`, `float(x)`. It then runs all that x needs in one submit,
-    and keeps what others hold of it.
-    A chain of 512 recorded operations is run at once, where there is a device.
+    `np.asarray(x)`, `x.block_until_ready()`, `float(x)`. It then runs all that x needs in one submit, and keeps what
+    others hold of it. A chain of 512 recorded operations is run at once, where there is a device.
 
     Example:
         >>> x = wgattn.asarray(np.ones((2, 3), np.float32)); (x.T * 2).shape
@@ -175,6 +174,9 @@ class Array:
         sliced, kept = basic(index, self.shape)
         whole = sliced.size == self.shape and all(step == 1 for step in sliced.step)
         return (self if whole else apply(sliced, self)).reshape(kept)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError("a wgattn.Array never changes: wgattn.where and wgattn.concatenate make a new one")
 
     def reshape(self, *shape: Any) -> "Array":
         """The elements in row-major order as another shape; one size may be -1."""

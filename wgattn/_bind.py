@@ -48,7 +48,8 @@ def bind(query: Any, key: Any, value: Any) -> BoundCall:
     for name, x in given.items():
         letters = "BTNH or TNH" if name == "query" else "BSKH or SKH"
         if x.ndim not in (3, 4):
-            raise ValueError(f"{name} must have 3 or 4 axes, {letters}; got shape {x.shape}")
+            axis = f": {name}[:, None] gives it an axis of one head" if x.ndim == 2 else ""
+            raise ValueError(f"{name} must have 3 or 4 axes, {letters}; got shape {x.shape}{axis}")
     dtype = given["query"].dtype
     for name, x in given.items():
         if x.dtype not in FLOATS:
@@ -81,7 +82,8 @@ def array_of(given: Any, name: str) -> Array:
 def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str | None:
     """What is wrong with shapes BTNH, BSKH and BSKHv, if anything."""
     if not q[0] == k[0] == v[0]:
-        return "query, key and value must have one B"
+        hint = ": wgattn.broadcast_to repeats a batch of one without a copy" if 1 in (q[0], k[0], v[0]) else ""
+        return f"query, key and value must have one B{hint}"
     if q[3] != k[3]:
         return f"query and key must have one H; got {q[3]} and {k[3]}"
     if k[1:3] != v[1:3]:
@@ -196,7 +198,7 @@ def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
 
 def rope_of(given: Any) -> Rope:
     if not isinstance(given, Rope):
-        raise TypeError(f"rope takes a wgattn.nn.Rope; got {type(given).__name__}")
+        raise TypeError(f"rope takes a wgattn.nn.Rope; got {type(given).__name__}: wgattn.nn.Rope() is the usual one")
     return given
 
 

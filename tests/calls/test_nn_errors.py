@@ -49,11 +49,12 @@ Q, K, V = ones(2, 5, 8, 16), ones(2, 7, 2, 16), ones(2, 7, 2, 24)
             "It looks like BNTH: use query.swapaxes(0, 1)",
         ),
         ((ones(3, 5, 8, 16), K, V), "query, key and value must have one B."),
+        ((Q, K[:1], V[:1]), "must have one B: wgattn.broadcast_to repeats a batch of one without a copy."),
         ((ones(2, 5, 8, 15), K, V), "query and key must have one H; got 15 and 16."),
         ((Q, K, ones(2, 6, 2, 16)), "key and value must have one S and one K."),
         ((Q, K, ones(2, 2, 7, 16)), "It looks like BNTH: use value.swapaxes(1, 2)"),
         ((Q, K, ones(2, 7, 2, 0)), "H and Hv must be at least 1; got 16 and 0."),
-        ((ones(5, 16), K, V), "query must have 3 or 4 axes, BTNH or TNH; got shape (5, 16)"),
+        ((ones(5, 16), K, V), "query must have 3 or 4 axes, BTNH or TNH; got shape (5, 16): query[:, None]"),
         ((Q, ones(1, 2, 7, 2, 16), V), "key must have 3 or 4 axes, BSKH or SKH; got shape (1, 2, 7, 2, 16)"),
     ],
 )

@@ -33,6 +33,11 @@ def test_bools_with_numpy_on_the_left():
     assert isinstance(given & kept, wa.Array)
 
 
+def test_an_array_is_not_written_to():
+    with pytest.raises(TypeError, match=r"never changes: wgattn\.where"):
+        wa.asarray(X)[0] = 1.0
+
+
 @pytest.mark.parametrize("op", [operator.matmul, operator.pow, operator.mod, operator.floordiv])
 def test_operators_that_are_not_there(op: Any):
     with pytest.raises(TypeError, match="no matrix product, power"):

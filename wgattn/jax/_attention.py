@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from wgattn import masks
-from wgattn._bind import check_implementation, check_mask, residual_dtype_of, softcap_of, window
+from wgattn._bind import check_implementation, check_mask, residual_dtype_of, rope_of, softcap_of, window
 from wgattn._kernels.rotation import Rope
 from wgattn._options import AttentionOptions
 
@@ -97,8 +97,8 @@ def dot_product_attention(
         raise ValueError("residual_dtype is given without return_residual=True: there would be no residual to cast")
     if implementation not in CHOOSE:
         check_implementation(implementation)  # type: ignore[arg-type]
-    if rope is not None and not isinstance(rope, Rope):
-        raise TypeError(f"rope takes a wgattn.nn.Rope; got {type(rope).__name__}")
+    if rope is not None:
+        rope_of(rope)
     check_mask(mask)
     given = {"query": query, "key": key, "value": value, "bias": bias}
     given["mask"] = None if isinstance(mask, masks.Mask) else mask
