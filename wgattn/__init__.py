@@ -35,7 +35,7 @@ from ._gradient import grad as grad
 from ._gradient import value_and_grad as value_and_grad
 from ._gradient import vjp as vjp
 from ._jit import jit as jit
-from ._jit import make_graph as make_graph
+from ._make_graph import make_graph as make_graph
 from ._version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""jit: a function traced once a signature, compiled once a layout, and looked into with lower and make_graph."""
+"""jit: a function traced once a signature, compiled once a layout, and looked into with lower."""
 
 import functools
 import threading
@@ -8,7 +8,7 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeV
 from . import _run, _tree
 from ._array import Array, asarray, of
 from ._dtypes import canonical
-from ._graph.graph import Aval, Graph, View
+from ._graph.graph import Aval, View
 from ._graph.text import as_text, side_by_side
 from ._host import host_value
 from ._record import Argument, Dead, Step, Stored, Trace, current_trace, leaf, tracing
@@ -47,6 +47,7 @@ class JitFunction(Generic[P, R]):
         static_argnums: int | Sequence[int],
         static_argnames: str | Sequence[str],
         donate_argnums: int | Sequence[int],
+        donate_argnames: str | Sequence[str],
         validate: bool,
     ) -> None:
         functools.update_wrapper(self, fn)
@@ -54,15 +55,19 @@ class JitFunction(Generic[P, R]):
         self._name = getattr(fn, "__name__", type(fn).__name__)
         self._parameters, variadic = positional(fn)
         numbers = as_tuple(static_argnums, int)
-        names = as_tuple(static_argnames, str)
-        check_names(fn, names)
+        names, donated = as_tuple(static_argnames, str), as_tuple(donate_argnames, str)
+        check_names(fn, names, "static_argnames")
+        check_names(fn, donated, "donate_argnames")
         count = len(self._parameters)
         self._numbers = {argnum(n, count, variadic, "static_argnums") for n in numbers}
         self._numbers |= {self._parameters.index(name) for name in names if name in self._parameters}
         self._names = set(names) | {self._parameters[n] for n in self._numbers if n < count}
-        self._donated = {argnum(n, count, variadic, "donate_argnums") for n in as_tuple(donate_argnums, int)}
-        if both := self._numbers & self._donated:
-            raise ValueError(f"arguments {sorted(both)} of {self._name} are static: they hold no memory to donate")
+        # by number where there is one, else by name
+        self._donated: set[int | str] = {self._parameters.index(n) if n in self._parameters else n for n in donated}
+        self._donated |= {argnum(n, count, variadic, "donate_argnums") for n in as_tuple(donate_argnums, int)}
+        if both := (self._numbers | self._names) & self._donated:
+            called = ", ".join(sorted(map(self._called, both)))
+            raise ValueError(f"{called} of {self._name} is static: it holds no memory to donate")
         self._validate = validate
         self._traces: dict[Any, Traced] = {}
         self._last: Signature | None = None  # of the last call
@@ -322,16 +327,6 @@ class Compiled:
         return f"Compiled({self._function._name})"
 
 
-class Recorded:
-    """What `make_graph` gives: prints as the graph that was recorded; `graph` is the value."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def __repr__(self) -> str:
-        return as_text(self.graph)
-
-
 @overload
 def jit(
     fn: Callable[P, R],
@@ -339,6 +334,7 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
     validate: bool = False,
 ) -> JitFunction[P, R]: ...
 @overload
@@ -348,6 +344,7 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
     validate: bool = False,
 ) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 def jit(
@@ -356,6 +353,7 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
     validate: bool = False,
 ) -> Any:
     """A function that is traced once a signature and then runs as one submit, as `jax.jit`.
@@ -363,8 +361,8 @@ def jit(
     Arguments and results are pytrees of arrays (jax.tree_util's registry). A signature is the tree structure, the
     shapes, dtypes and layouts of the leaves, and the static values, which must be hashable. NumPy arrays are uploaded;
     Python scalars become 0-d arrays whose value may change without a new trace. Memory of arguments in
-    `donate_argnums` may be written over: they are dead afterwards. With `validate`, or WGATTN_VALIDATE=1, every
-    attention call is compared with the float64 reference.
+    `donate_argnums` or `donate_argnames` may be written over: they are dead afterwards. With `validate`, or
+    WGATTN_VALIDATE=1, every attention call is compared with the float64 reference.
 
     Raises TypeError where the function asks a traced Array for its value.
 
@@ -378,26 +376,9 @@ def jit(
             static_argnums=static_argnums,
             static_argnames=static_argnames,
             donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
             validate=validate,
         )
     if not callable(fn):
         raise TypeError(f"jit wraps a function; got {type(fn).__name__}")
-    return JitFunction(fn, static_argnums, static_argnames, donate_argnums, validate)
-
-
-def make_graph(fn: Callable[..., Any]) -> Callable[..., Recorded]:
-    """A function that shows what `fn` records for its arguments, as `jax.make_jaxpr`; needs no device.
-
-    Example:
-        >>> wgattn.make_graph(lambda x: x * 2)(np.ones(3, np.float32))
-        a: f32[3]
-        b = multiply a 2.0
-        out b: f32[3]
-    """
-    traced = fn if isinstance(fn, JitFunction) else jit(fn)
-
-    @functools.wraps(fn)
-    def recorded(*args: Any, **kwargs: Any) -> Recorded:
-        return Recorded(traced.lower(*args, **kwargs)._traced.graph)
-
-    return recorded
+    return JitFunction(fn, static_argnums, static_argnames, donate_argnums, donate_argnames, validate)

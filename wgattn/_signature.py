@@ -20,12 +20,12 @@ def positional(fn: Callable[..., Any]) -> tuple[list[str], bool]:
 def argnum(number: int, count: int, variadic: bool, option: str) -> int:
     """The position that a number of `option` names; raises ValueError for one that is none."""
     if not variadic and not -count <= number < count:
-        raise ValueError(f"{option} holds {number}, and the function has {count} positional parameters")
+        raise ValueError(f"{option} holds {number}, and the function takes {count} arguments by position")
     return number % count if number < 0 and count else number
 
 
-def check_names(fn: Callable[..., Any], names: Sequence[str]) -> None:
-    """Raise ValueError for a static argument that `fn` cannot be given."""
+def check_names(fn: Callable[..., Any], names: Sequence[str], option: str) -> None:
+    """Raise ValueError for a name of `option` that `fn` has no argument for."""
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):
@@ -34,7 +34,7 @@ def check_names(fn: Callable[..., Any], names: Sequence[str]) -> None:
         return
     for name in names:
         if name not in parameters:
-            raise ValueError(f"static_argnames holds {name!r}; the function's parameters are: {', '.join(parameters)}")
+            raise ValueError(f"{option} holds {name!r}; the function's parameters are: {', '.join(parameters)}")
 
 
 def as_tuple(given: Any, kind: type) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ FLOORS = {
     "_run": 5,
     "_signature": 5,
     "_jit": 5,
+    "_make_graph": 5,
     "_linearize": 5,
     "_gradient": 5,
     "nn": 6,

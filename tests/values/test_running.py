@@ -150,6 +150,17 @@ def test_donation():
         f(X, y)
 
 
+def test_donation_by_name():
+    """Of an argument by position or by keyword, of one that only has a name, and of one that a number names too."""
+    f = wa.jit(lambda x, y, *, z: (x + y + z, z * 2), donate_argnames=("y", "z"), donate_argnums=1)
+    for keyword in (False, True):
+        x, y, z = (wa.device_put(X) for _ in range(3))
+        out = f(x, y=y, z=z) if keyword else f(x, y, z=z)
+        np.testing.assert_array_equal(out[0], X * 3)
+        np.testing.assert_array_equal(x, X)
+        assert all("donated" in repr(gone) for gone in (y, z))
+
+
 def test_donating_what_is_still_needed_copies():
     f = wa.jit(lambda x: x * 0, donate_argnums=0)
     x = wa.device_put(X)

@@ -212,8 +212,19 @@ def test_a_failed_trace_leaves_nothing_behind():
 
 
 def test_donation_is_checked_when_it_is_asked_for():
-    with pytest.raises(ValueError, match=r"arguments \[0\] of <lambda> are static: they hold no memory to donate"):
-        wa.jit(lambda x: x, static_argnums=0, donate_argnums=0)
+    for options in (
+        {"static_argnums": 0, "donate_argnums": 0},
+        {"static_argnames": "x", "donate_argnums": 0},
+        {"static_argnums": 0, "donate_argnames": "x"},
+    ):
+        with pytest.raises(ValueError, match=r"x of <lambda> is static: it holds no memory to donate"):
+            wa.jit(lambda x: x, **options)
+    with pytest.raises(ValueError, match=r"y of <lambda> is static"):
+        wa.jit(lambda x, *, y: x, static_argnames="y", donate_argnames=["x", "y"])
+    with pytest.raises(ValueError, match=r"donate_argnums holds 3, and the function takes 1 arguments by position"):
+        wa.jit(lambda x: x, donate_argnums=3)
+    with pytest.raises(ValueError, match=r"donate_argnames holds 'y'; the function's parameters are: x"):
+        wa.jit(lambda x: x, donate_argnames="y")
 
 
 def test_the_name_and_the_function_stay():

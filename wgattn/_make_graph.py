@@ -1,0 +1,37 @@
+"""make_graph: what a function records, to look at."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ._graph.graph import Graph
+from ._graph.text import as_text
+from ._jit import JitFunction, jit
+
+
+class Recorded:
+    """What `make_graph` gives: prints as the graph that was recorded; `graph` is the value."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __repr__(self) -> str:
+        return as_text(self.graph)
+
+
+def make_graph(fn: Callable[..., Any]) -> Callable[..., Recorded]:
+    """A function that shows what `fn` records for its arguments, as `jax.make_jaxpr`; needs no device.
+
+    Example:
+        >>> wgattn.make_graph(lambda x: x * 2)(np.ones(3, np.float32))
+        a: f32[3]
+        b = multiply a 2.0
+        out b: f32[3]
+    """
+    traced = fn if isinstance(fn, JitFunction) else jit(fn)
+
+    @functools.wraps(fn)
+    def recorded(*args: Any, **kwargs: Any) -> Recorded:
+        return Recorded(traced.lower(*args, **kwargs)._traced.graph)
+
+    return recorded
