@@ -148,13 +148,16 @@ class Scratch:
     nbytes: int
 
 
+TextureFormat = Literal["rgba32float", "rgba32uint"]
+
+
 @dataclass(frozen=True, slots=True)
 class Texture:
     """A texture that lives for the launch plan only; 16 bytes a texel."""
 
     width: int
     height: int
-    format: Literal["rgba32float", "rgba32uint"]
+    format: TextureFormat
 
 
 @dataclass(frozen=True, slots=True)

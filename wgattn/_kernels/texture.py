@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wgattn._dtypes import float32
-from wgattn._kernels.kernel import Operand, Scalar, Texture
+from wgattn._kernels.kernel import Operand, Scalar, Texture, TextureFormat
 from wgattn._runtime.profile import Limits
-from wgattn._runtime.program import TextureFormat
 
 FOLD = 13  # log2 of the tokens in a block of columns: every WebGPU device has textures of 8,192 texels a side
 TEXEL = 16  # bytes
