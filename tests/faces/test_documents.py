@@ -9,6 +9,8 @@ import pytest
 
 import wgattn
 from tests.faces.documents import PAGES, ROOT, blocks, printed, renewed
+from wgattn._kernels.attention import choose
+from wgattn._kernels.attention.backward import choose as backward_choose
 
 PAGE = (
     "# A\n\n```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n\n```python\ny = 2\n```\n\nText.\n\n```text\nno\n```\n"
@@ -38,6 +40,13 @@ def test_no_page_shows_where_it_was_written() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"/(work|tmp|root|home)/|pip install wgattn", text), page.name
+
+
+def test_kernels_are_listed_in_the_order_in_which_they_are_asked() -> None:
+    text = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+    forward, backward = re.findall(r"^\| family \|.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    for table, families in ((forward, choose.FAMILIES), (backward, backward_choose.FAMILIES)):
+        assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [family.name for family in families]
 
 
 @pytest.mark.parametrize("module", [wgattn, wgattn.nn, wgattn.masks, wgattn.jax], ids=lambda module: module.__name__)
