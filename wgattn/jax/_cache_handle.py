@@ -23,7 +23,7 @@ from wgattn._kernels.rotation import Rope
 
 from ._cache_calls import CachedCall, cache_of
 from ._cache_held import Append, Attend, Reorder, hold, release, snapshot
-from ._callback import check_backend, operand, run_in_jax
+from ._callback import HostCallback, check_backend, operand, run_in_jax, run_in_order
 from ._recorded import Avals, avals_of, lowered
 
 ArrayLike = Any
@@ -38,6 +38,9 @@ class CacheHandle:
     its tokens: a step may be run again, and a draft taken back. Else, and after `free`, its use raises. A pytree of
     one array: it goes through `jit`, `scan` and `while_loop`; not through `grad`, `vmap` or `checkpoint`.
 
+    Calls have the order that handles give them, each consuming what another gave. With `ordered` they are ordered
+    effects of JAX too, as `jax.experimental.io_callback(ordered=True)`: they run where they stand in the program.
+
     Example:
         >>> cache = wgattn.jax.CacheHandle.create(2, 64, kv_heads=4, head_dim=32)
         >>> kv = jnp.ones((2, 5, 4, 32))
@@ -49,25 +52,29 @@ class CacheHandle:
     array: Any
     form: CacheForm
     sizes: Sizes
+    ordered: bool = False
 
     @classmethod
-    def create(cls, *sizes: int, **options: Any) -> CacheHandle:
+    def create(cls, *sizes: int, ordered: bool = False, **options: Any) -> CacheHandle:
         """An empty cache that this process keeps until `free`. Takes what `wgattn.KVCache.create` takes.
+
+        `ordered`: this handle's calls, and those of all that come of it, are ordered effects. They cost more, and one
+        that fails after JAX has returned fails every later ordered effect of its thread.
 
         Raises what that raises, and TypeError while JAX traces.
         """
-        return cls._hold(KVCache.create(*sizes, **options), True)
+        return cls._hold(KVCache.create(*sizes, **options), True, ordered)
 
     @classmethod
-    def of(cls, cache: KVCache) -> CacheHandle:
+    def of(cls, cache: KVCache, *, ordered: bool = False) -> CacheHandle:
         """A handle of what a `wgattn.KVCache` holds, of wgattn's arrays or of JAX's. The cache itself stays as it is.
 
-        Raises TypeError while JAX traces.
+        `ordered` is that of `create`. Raises TypeError while JAX traces.
         """
-        return cls._hold(cache, False)
+        return cls._hold(cache, False, ordered)
 
     @classmethod
-    def _hold(cls, cache: KVCache, own: bool) -> CacheHandle:
+    def _hold(cls, cache: KVCache, own: bool, ordered: bool) -> CacheHandle:
         check_backend()
         if isinstance(jnp.zeros(()), Tracer):
             raise TypeError(
@@ -82,7 +89,7 @@ class CacheHandle:
         sizes = Sizes(cache.batch, cache.capacity, cache.kv_heads, pages)
         if cache.pages is not None:  # the table is the host's, whatever made it
             cache = replace(cache, pages=asarray(np.asarray(cache.pages)))
-        return cls(jnp.asarray(hold(cache, sizes, lengths, own)), cache.form, sizes)
+        return cls(jnp.asarray(hold(cache, sizes, lengths, own)), cache.form, sizes, bool(ordered))
 
     @property
     def lengths(self) -> jax.Array:
@@ -111,7 +118,7 @@ class CacheHandle:
         program = _append_program(self.form, self.sizes, rope, avals_of(rows))
         if not rows[0].shape[-3]:
             return self
-        (array,) = run_in_jax(program, *_plain(self.array, *rows))
+        (array,) = self._run(program, rows)
         return replace(self, array=array)
 
     def truncate(self, lengths: int | ArrayLike) -> CacheHandle:
@@ -144,7 +151,7 @@ class CacheHandle:
                 f"reorder takes int32 indices of shape (B,) = ({self.sizes.batch},); got {given.dtype.name} "
                 f"{given.shape}: fork gives a handle of another batch"
             )
-        (array,) = run_in_jax(_reorder_program(self.form, self.sizes), *_plain(self.array, given))
+        (array,) = self._run(_reorder_program(self.form, self.sizes), [given])
         return replace(self, array=array)
 
     def fork(self, indices: ArrayLike) -> CacheHandle:
@@ -160,7 +167,7 @@ class CacheHandle:
             [5, 5, 5]
             >>> samples.free(); prompt.free()
         """
-        return self.of(snapshot(self._on_host("fork")).fork(np.asarray(indices)))
+        return self.of(snapshot(self._on_host("fork")).fork(np.asarray(indices)), ordered=self.ordered)
 
     def cache(self) -> KVCache:
         """What the handle names, as a `wgattn.KVCache`; later appends do not change it. Not while JAX traces."""
@@ -169,6 +176,11 @@ class CacheHandle:
     def free(self) -> None:
         """Give the memory back. All handles of the cache are dead then. Waits for this one; not while JAX traces."""
         release(self._on_host("free"))
+
+    def _run(self, program: HostCallback, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The results of a callback on the cache."""
+        given = _plain(self.array, *arrays)
+        return run_in_order(program)(*given) if self.ordered else run_in_jax(program, *given)
 
     def _on_host(self, use: str) -> np.ndarray:
         if isinstance(self.array, Tracer):
@@ -180,12 +192,11 @@ class CacheHandle:
 
     def __repr__(self) -> str:
         form, sizes = self.form, self.sizes
-        return (
-            f"CacheHandle({form.dtype.name}, B={sizes.batch} C={sizes.capacity} K={sizes.kv_heads} H={form.head_dim})"
-        )
+        dims = f"B={sizes.batch} C={sizes.capacity} K={sizes.kv_heads} H={form.head_dim}"
+        return f"CacheHandle({form.dtype.name}, {dims}{', ordered' * self.ordered})"
 
 
-jax.tree_util.register_dataclass(CacheHandle, ["array"], ["form", "sizes"])
+jax.tree_util.register_dataclass(CacheHandle, ["array"], ["form", "sizes", "ordered"])
 
 
 def attend_held(handle: CacheHandle, call: CachedCall, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -193,7 +204,7 @@ def attend_held(handle: CacheHandle, call: CachedCall, operands: Sequence[jax.Ar
     program = _attend_program(handle.form, handle.sizes, call, avals_of(operands))
     if 0 in operands[0].shape:
         return tuple(jnp.zeros(aval.shape, aval.dtype) for aval in program.results)
-    return run_in_jax(program, *_plain(handle.array, *operands))
+    return handle._run(program, operands)
 
 
 @lru_cache(maxsize=256)

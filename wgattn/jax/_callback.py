@@ -2,7 +2,8 @@
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -142,8 +143,7 @@ def run_in_jax(program: HostCallback, *arrays: jax.Array) -> tuple[jax.Array, ..
 
     On a CPU the callback works on JAX's own buffers: `pure_callback` would copy them twice, and by threads of the pool
     that callbacks wait in, so that as many callbacks as threads would wait for ever. Elsewhere it is `pure_callback`,
-    or `io_callback` for one with an effect. An effect is not ordered: a failure that JAX learns of after its call has
-    returned stays in the thread's token, and all that is ordered behind it raises the same again.
+    or `io_callback` for one with an effect. An effect is not ordered, unless by `run_in_order`.
     """
     shapes = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.results)
     varying = varying_axes(arrays)
@@ -158,6 +158,31 @@ def run_in_jax(program: HostCallback, *arrays: jax.Array) -> tuple[jax.Array, ..
         return tuple(vary(x, varying) for x in jax.pure_callback(program, shapes, *xs, vmap_method="sequential"))
 
     return lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
+
+
+@lru_cache(maxsize=256)
+def run_in_order(program: HostCallback) -> Callable[..., tuple[jax.Array, ...]]:
+    """`run_in_jax` of a handle and other arrays between two ordered effects: behind those that come before it in the
+    JAX program, and before the rest.
+
+    A failure that JAX learns of after its call has returned stays in the thread's token, and all that is ordered behind
+    it raises the same again. The ordered callbacks carry a few numbers: JAX moves large arrays of such with threads of
+    the pool that callbacks wait in, so that as many at once as there are threads would wait for ever.
+    """
+
+    def wgattn_in_order(handle: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        first, *rest = run_in_jax(program, _in_order(handle), *arrays)
+        if not rest and first.dtype == handle.dtype:  # a handle, which all that follows consumes
+            return (_in_order(first),)
+        _in_order(lax.slice(first, (0,) * first.ndim, (1,) * first.ndim))
+        return first, *rest
+
+    return jax.jit(wgattn_in_order)
+
+
+def _in_order(x: jax.Array) -> jax.Array:
+    """x, through an ordered effect."""
+    return io_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x, ordered=True)
 
 
 def varying_axes(arrays: Sequence[jax.Array]) -> frozenset[str]:
