@@ -65,6 +65,7 @@ def test_the_query_has_a_type_of_its_own(dtype: str, query: str):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_no_token_wrote_reaches_nothing(dtype: str, layout: str, poisoned_memory: None):
+    """https://github.com/deepbeepmeep/Wan2GP/pull/1628"""
     cache = filled([17, 0, 10], dtype=dtype, **LAYOUTS[layout])
     if layout == "ring":
         cache = filled([5, 0, 4], dtype=dtype, **LAYOUTS[layout])

@@ -33,7 +33,10 @@ def like(given: np.ndarray, right: Any, dtype: str) -> None:
     [*((name, "f32") for name in OPTIONS), *zip(OPTIONS, itertools.cycle(("f16", "bf16")), strict=False)],
 )
 def test_option(name, dtype):
-    """query, key, value, and the option itself where it is a float array; recorded, compiled and run as one graph."""
+    """query, key, value, and the option itself where it is a float array; recorded, compiled and run as one graph.
+
+    https://github.com/jax-ml/jax/issues/30593 and https://github.com/jax-ml/jax/issues/24047
+    """
     case = Case(B=2, T=9, S=11, K=2, G=2, H=8, Hv=4, dtype=dtype, options=(name,))
     made = make(case)
     arrays = dict(zip(("query", "key", "value"), made.operands(np.asarray), strict=True))

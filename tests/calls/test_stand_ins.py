@@ -27,7 +27,10 @@ def passes(selection: list[str], **environment: str) -> None:
 
 @pytest.mark.parametrize("width", [128, 256, 512])
 def test_other_vector_widths_of_lavapipe(width: int) -> None:
-    """Subgroups of 4, 8 and 16 lanes: Arm's and Intel's sizes, and what else a CPU adapter may have."""
+    """Subgroups of 4, 8 and 16 lanes: Arm's and Intel's sizes, and what else a CPU adapter may have.
+
+    https://github.com/ggml-org/llama.cpp/pull/23040
+    """
     if not _runtime.current_profile().name.startswith("llvmpipe"):
         pytest.skip("LP_NATIVE_VECTOR_WIDTH is lavapipe's own")
     sample = ["tests/calls/test_contract.py", "-k", "test_sample and (t33s or t1s) and not bf16"]
@@ -47,5 +50,8 @@ def test_gpu_families_within_the_default_limits(family: str) -> None:
 
 
 def test_the_contract_within_the_default_limits() -> None:
-    """Whole calls on such a device: what is chosen there has no subgroups."""
+    """Whole calls on such a device: what is chosen there has no subgroups.
+
+    https://github.com/Visionary-Laboratory/visionary/issues/1: float16 without shader-f16
+    """
     passes(["tests/calls/test_contract.py", "-k", "test_sample and (t17s or t1s)"], WGATTN_LIMITS="minimum")

@@ -31,6 +31,7 @@ def test_many_small_errors_fail():
 
 @pytest.mark.parametrize("wild", [np.nan, np.inf, -np.inf])
 def test_nan_or_infinity_on_one_side_fails(wild: float):
+    """https://github.com/tracel-ai/cubecl/pull/1070"""
     spoiled = RIGHT.astype(np.float32)
     spoiled[1, 2, 3] = wild
     with pytest.raises(AssertionError, match=r"one side.*\(1, 2, 3\)"):

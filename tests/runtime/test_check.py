@@ -49,6 +49,7 @@ def test_bad_programs_are_refused(program, message):
 
 
 def test_limits_are_the_device_s():
+    """https://github.com/softwiredtech/stable-diffusion-webgpu/issues/1: an error, never zeros"""
     many = Shader("many", "", ("read",) * 8 + ("write",))
     run = replace(RUN, shader=many, resources=(Range(0, 0, 4),) * 9)
     with pytest.raises(ValueError, match="9 storage buffers: the limit is 8"):

@@ -67,6 +67,7 @@ def test_drivers_print_nothing_where_there_is_no_desktop():
 
 
 def test_eight_threads_make_one_device():
+    """https://github.com/pygfx/wgpu-py/issues/405 and https://github.com/pygfx/wgpu-py/issues/353"""
     run_alone("""
         found = []
         threads = [threading.Thread(target=lambda: found.append(rt.device())) for _ in range(8)]
@@ -138,6 +139,7 @@ if hasattr(os, "fork"):
 
 @pytest.mark.parametrize("first", ["", "import jax, jax.numpy; jax.numpy.ones(3).block_until_ready()"])
 def test_exit_right_after_a_call(first):
+    """https://github.com/pygfx/wgpu-py/pull/797"""
     printed = run_alone(f"""
         {first}
         executable = rt.prepare(chain(100_000, 8))
@@ -203,6 +205,7 @@ def test_the_report_is_plain():
 
 
 def test_cpu_adapters_have_a_measured_subgroup_size():
+    """Adapters say 4 to 128 whatever they have."""
     run_alone("""
         profile = rt.current_profile()
         if profile.is_cpu and profile.subgroups:
@@ -257,6 +260,8 @@ def test_the_adapter_is_chosen_before_the_first_use():
 
 
 def test_a_device_that_loses_barriers_is_refused():
+    """https://github.com/gfx-rs/wgpu/issues/4500, https://github.com/gfx-rs/wgpu/issues/3181 and
+    https://github.com/gfx-rs/wgpu/issues/8151"""
     run_alone("""
         import wgattn._runtime.selftest as selftest
         read = selftest.runtime_wgsl
@@ -266,6 +271,7 @@ def test_a_device_that_loses_barriers_is_refused():
 
 
 def test_a_device_with_wrong_shuffles_is_refused():
+    """https://github.com/gfx-rs/wgpu/pull/4190"""
     run_alone("""
         import wgattn._runtime.selftest as selftest
         read = selftest.runtime_wgsl

@@ -200,10 +200,13 @@ def test_one_buffer_read_by_threads_that_also_run_on_it():
 
 
 def test_wait_and_is_idle():
+    """https://github.com/pygfx/wgpu-py/pull/518: with nothing submitted there is nothing to wait for"""
     executable = prepare(chain(100_000, 8))
     executable.run([upload(np.zeros(100_000, np.float32))])
     wait()
     assert is_idle()
+    wait()
+    assert bytes(download(upload(b"1234"))) == b"1234"
 
 
 def test_work_in_flight_is_not_idle():

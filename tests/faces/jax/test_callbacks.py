@@ -37,6 +37,8 @@ def test_concurrent_jitted_calls() -> None:
 @pytest.mark.device
 @pytest.mark.parametrize("count", [pytest.param(100, id="100"), pytest.param(1000, id="1000", marks=pytest.mark.grid)])
 def test_callbacks_in_a_loop(count: int) -> None:
+    """https://github.com/jax-ml/jax/issues/24255, https://github.com/jax-ml/jax/issues/24219 and
+    https://github.com/pasteurlabs/tesseract-jax/pull/177"""
     q, k, v = normal(1, 1, 8, 2, 16), normal(2, 1, 9, 2, 16), normal(3, 1, 9, 2, 16)
 
     def total(attention: Any) -> Any:
@@ -101,7 +103,17 @@ os.waitpid(child, 0)
     assert "told: True" in check(code)
 
 
+def test_away_from_the_cpu_the_callback_is_the_pure_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """https://github.com/jax-ml/jax/issues/38173: buffers of a GPU are none that NumPy can read"""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, cpu, default: default(*arrays))
+    x = normal(8, 1, 11, 2, 24)  # of a shape that no other test traces
+    text = str(jax.make_jaxpr(jax.grad(lambda x: OURS(x, x, x).sum()))(x))
+    assert "pure_callback[" in text
+    assert "buffer_callback[" not in text
+
+
 def test_a_backend_that_cannot_call_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """https://github.com/gbionics/jaxsim/pull/327"""
     monkeypatch.setattr(jax, "default_backend", lambda: "METAL")
     x = normal(7, 1, 8, 2, 16)
     with pytest.raises(wgattn.UnsupportedError, match=r"METAL.*JAX_PLATFORMS=cpu"):

@@ -46,4 +46,5 @@ print("done")
 
 @pytest.mark.parametrize("shape", [(2, 1), (4, 2)], ids=["2 devices", "8 devices"])
 def test_shard_map_over_batch_and_heads(shape: tuple[int, int]) -> None:
+    """https://github.com/jax-ml/jax/issues/30619 and https://github.com/jax-ml/jax/issues/38164"""
     assert "done" in check(f"SHAPE = {shape}\n{CALLS}", shape[0] * shape[1])

@@ -36,6 +36,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.device
 @pytest.mark.parametrize("axes", [(0, None, None), (None, 0, None), (0, 0, 0), (None, None, 0), (1, 0, 2), (-1, 0, 0)])
 def test_vmap_over_any_axes(axes: tuple[int | None, ...]) -> None:
+    """https://github.com/jax-ml/jax/issues/19978"""
     given = [x[0] if axis is None else jnp.moveaxis(x, 0, axis) for x, axis in zip((Q, K, V), axes, strict=True)]
     agree(lambda attention: jax.vmap(attention, axes), *given)
 
