@@ -1,3 +1,4 @@
+{% import "attention/backward/tiled_products.wgsl" as tiles with context %}
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
@@ -6,121 +7,56 @@
 %% if BY == "query"
 // Its own are query rows of one head, q and grad_out; K and V stream by. It adds up the query's gradient, unscaled.
 %% else
-// Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the
-// key's and value's gradients.
+// Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the key's and value's
+// gradients, the key's unscaled.
 %% endif
-// "Head" tiles hold rows of head_dim (q or K), "value" tiles rows of value_dim (grad_out or V), all as float32. Threads
-// stand ACROSS × DOWN: each has ROWS × ITEMS pairs of own and streamed rows, and of the same ROWS rows every ACROSS-th
-// vec4 of the sums.
+// Threads stand ACROSS × DOWN. Each has ROWS × ITEMS pairs of own and streamed rows, quads of own rows that are DOWN apart and quads of
+// streamed ones that are ACROSS apart, and of its own rows every ACROSS-th quad of the sums. What threads share is float32 in workgroup
+// memory, little at a time, so that several workgroups find room: first a few dims of both sides, turned, a dim a line, of which a thread
+// reads ROWS + ITEMS numbers for ROWS · ITEMS products; then what own rows multiply streamed ones by, turned too, and the streamed rows.
+// In turned lines quad q lies at q ^ (line / 4 & mask): then neither writes nor reads meet many bank conflicts.
+{% set by_query = BY == "query" %}
+{% set row_quads = range(ROWS // 4) %}
+{% set xyzw = "xyzw" %}
+{# Whether a logit takes more than its product and ranges of keys, and whether it does wherever a tile lies. #}
+{% set looked_up_everywhere = problem.bias is not none or problem.mask or problem.softcap %}
+{% set looked_up = looked_up_everywhere or problem.segments %}
+{# How the sides' rows are read: "head" of head_dim, "value" of value_dim. #}
+{% set query = "load_query(q_rows + %s * parameters.query_t, %s)" %}
+{% set grad_out = "load_grad_out(g_rows + %s * parameters.grad_out_t, %s)" %}
+{% set key = "load_key(key_row_of(k_rows, b, %s - parameters.key_first, k), %s)" %}
+{% set value = "load_value(value_row_of(v_rows, b, %s - parameters.key_first, k), %s)" %}
+{% set own_head, own_value, stream_head, stream_value = (query, grad_out, key, value) if by_query else (key, value, query, grad_out) %}
 
-// OWN · HEAD_PITCH · 16 bytes
-var<workgroup> head_tile: array<vec4f, OWN * HEAD_PITCH>;
-// OWN · VALUE_PITCH · 16 bytes
-var<workgroup> value_tile: array<vec4f, OWN * VALUE_PITCH>;
-// STREAM · STREAM_PITCH · 16 bytes: rows of value_dim and of head_dim by turns
-var<workgroup> stream_tile: array<vec4f, STREAM * STREAM_PITCH>;
-// OWN · FACTOR_PITCH · 16 bytes: what each own row multiplies each streamed row by
-var<workgroup> factor_tile: array<vec4f, OWN * FACTOR_PITCH>;
+// STAGED · 16 bytes
+var<workgroup> staged: array<vec4f, STAGED>;
 
-// Quads of streamed rows are dealt to the threads across: row 4 · q + e lies where its thread reads without bank
-// conflicts.
-fn slot(item: u32) -> u32 {
-    return (item / 4u / ACROSS * 4u + item % 4u) * ACROSS + item / 4u % ACROSS;
+// Where the sums of an own row start.
+fn sums_row(own: u32, b: u32, head: u32) -> u32 {
+%% if by_query
+    return ((b * parameters.T + own) * parameters.N + head) * HEAD_CHUNKS;
+%% else
+    let keys = parameters.key_end - parameters.key_first;
+    return ((b * keys + own - parameters.key_first) * key_heads() + head) * (HEAD_CHUNKS + VALUE_CHUNKS);
+%% endif
 }
-
-// The streamed row that is item i of the thread at `across`.
-fn item_of(across: u32, i: u32) -> u32 {
-    return (i / 4u * ACROSS + across) * 4u + i % 4u;
-}
-
-{% macro load_rows(tile, count, chunks, pitch, place, row, end, reader) %}
-        for (var i = thread; i < {{ count }} * {{ chunks }}; i += WORKGROUP) {
-            let at = i / {{ chunks }};
-            let chunk = i % {{ chunks }};
-            var four = vec4f();
-            if ({{ row }} < {{ end }}) {
-                four = {{ reader }};
-            }
-            {{ tile }}[{{ place }} * {{ pitch }} + chunk] = four;
-        }
-{% endmacro %}
-{% macro products(name, tile, chunks, pitch) %}
-        var {{ name }} = array<array<f32, ITEMS>, ROWS>();
-        for (var chunk = 0u; chunk < {{ chunks }}; chunk++) {
-            var own_four = array<vec4f, ROWS>();
-%% for r in range(ROWS)
-            own_four[{{ r }}] = {{ tile }}[(row_first + {{ r }}u) * {{ pitch }} + chunk];
-%% endfor
-%% for i in range(ITEMS)
-            let four_{{ i }} = stream_tile[({{ i }}u * ACROSS + across) * STREAM_PITCH + chunk];
-%% for r in range(ROWS)
-            {{ name }}[{{ r }}][{{ i }}] += dot(own_four[{{ r }}], four_{{ i }});
-%% endfor
-%% endfor
-        }
-{% endmacro %}
-{% macro place_factors(name) %}
-%% for r in range(ROWS)
-%% for q in range(ITEMS // 4)
-        factor_tile[(row_first + {{ r }}u) * FACTOR_PITCH + {{ q }}u * ACROSS + across] =
-            vec4f(
-                {{ name }}[{{ r }}][{{ 4 * q }}],
-                {{ name }}[{{ r }}][{{ 4 * q + 1 }}],
-                {{ name }}[{{ r }}][{{ 4 * q + 2 }}],
-                {{ name }}[{{ r }}][{{ 4 * q + 3 }}],
-            );
-%% endfor
-%% endfor
-{% endmacro %}
-{% macro add_products(name, columns, chunks) %}
-        for (var quad = 0u; quad < STREAM / 4u; quad++) {
-            let base = (quad / ACROSS * 4u * ACROSS + quad % ACROSS) * STREAM_PITCH;
-%% for r in range(ROWS)
-            let w_{{ r }} = factor_tile[(row_first + {{ r }}u) * FACTOR_PITCH + quad];
-%% endfor
-%% for c in range(columns)
-            {
-                let at = base + min({{ c }}u * ACROSS + across, {{ chunks }} - 1u);
-                let x0 = stream_tile[at];
-                let x1 = stream_tile[at + ACROSS * STREAM_PITCH];
-                let x2 = stream_tile[at + 2u * ACROSS * STREAM_PITCH];
-                let x3 = stream_tile[at + 3u * ACROSS * STREAM_PITCH];
-%% for r in range(ROWS)
-                {{ name }}[{{ r }}][{{ c }}] += w_{{ r }}.x * x0 + w_{{ r }}.y * x1 + w_{{ r }}.z * x2 + w_{{ r }}.w * x3;
-%% endfor
-            }
-%% endfor
-        }
-{% endmacro %}
+{# Row r of a thread's own, and item i of its streamed ones, from the first of the tile. #}
+{% macro own_row(r) %}(4u * (down + {{ r }} / 4u * DOWN) + {{ r }} % 4u){% endmacro %}
+{% macro item(i) %}(4u * (across + {{ i }} / 4u * ACROSS) + {{ i }} % 4u){% endmacro %}
 {% macro store_sums(name, columns, chunks, offset) %}
 %% for r in range(ROWS)
 %% for c in range(columns)
-        if (first_own + row_first + {{ r }}u < own_end && {{ c }}u * ACROSS + across < {{ chunks }}) {
-%% if BY == "query"
-            // Rows past the query length have no gradient, whatever lies in them.
-            add_sum(
-                sums_row(row_first + {{ r }}u, b, head, first_own) + {{ c }}u * ACROSS + across,
-                select(vec4f(), {{ name }}[{{ r }}][{{ c }}], is_live(b, first_own + row_first + {{ r }}u)),
-            );
+    if (own_{{ r }} < own_end && {{ c }}u * ACROSS + across < {{ chunks }}) {
+%% if by_query
+        // Rows past the query length have no gradient, whatever lies in them.
+        add_sum(sums_row(own_{{ r }}, b, head) + {{ c }}u * ACROSS + across, select(vec4f(), {{ name }}_{{ r }}_{{ c }}, is_live(b, own_{{ r }})));
 %% else
-            add_sum(
-                sums_row(row_first + {{ r }}u, b, head, first_own){{ offset }} + {{ c }}u * ACROSS + across,
-                {{ name }}[{{ r }}][{{ c }}],
-            );
+        add_sum(sums_row(own_{{ r }}, b, head) + {{ offset }}{{ c }}u * ACROSS + across, {{ name }}_{{ r }}_{{ c }});
 %% endif
-        }
+    }
 %% endfor
 %% endfor
 {% endmacro %}
-// Where the sums of an own row start.
-fn sums_row(row: u32, b: u32, head: u32, first_own: u32) -> u32 {
-%% if BY == "query"
-    return ((b * parameters.T + first_own + row) * parameters.N + head) * HEAD_CHUNKS;
-%% else
-    let keys = parameters.key_end - parameters.key_first;
-    return ((b * keys + first_own + row - parameters.key_first) * key_heads() + head) * (HEAD_CHUNKS + VALUE_CHUNKS);
-%% endif
-}
 
 @compute @workgroup_size(WORKGROUP)
 fn tiled(
@@ -130,7 +66,7 @@ fn tiled(
 ) {
     // Heads lie closest, so that workgroups of one key/value head run together; blocks of rows furthest.
     var index = folded_index(workgroup, workgroups);
-%% if BY == "query"
+%% if by_query
     let heads = parameters.N;
     let blocks = (parameters.T + OWN - 1u) / OWN;
 %% else
@@ -145,155 +81,206 @@ fn tiled(
     if (index >= blocks) {
         return;
     }
-    let across = thread % ACROSS;
-    let row_first = thread / ACROSS * ROWS;
-%% if BY == "query"
+    // Neighbours read the same streamed rows, and the next but one the same own ones: 16 bytes a thread are then read half a subgroup at once.
+    let across = thread / 2u % ACROSS;
+    let down = thread / (2u * ACROSS) * 2u + thread % 2u;
+    let scale = query_scale(b);
+%% if by_query
     // The last rows keep the most keys under a causal mask: they start first.
     let first_own = (blocks - 1u - index) * OWN;
     let own_end = parameters.T;
     let last_own = min(first_own + OWN, own_end) - 1u;
+    let last_read = min(last_own, max(query_length(b), parameters.t_first + 1u) - parameters.t_first - 1u);
     let n = head;
     let k = key_head(n);
     let span = block_keys(b, first_own, last_own, parameters.key_first, parameters.key_end);
-    let own_live = min(own_end, max(query_length(b), parameters.t_first) - parameters.t_first);
-{{ load_rows("head_tile", "OWN", "HEAD_CHUNKS", "HEAD_PITCH", "at", "first_own + at", "own_live",
-    "load_query(query_row(b, first_own + at, n), chunk)") }}
-{{ load_rows("value_tile", "OWN", "VALUE_CHUNKS", "VALUE_PITCH", "at", "first_own + at", "own_live",
-    "load_grad_out(grad_out_row(b, first_own + at, n), chunk)") }}
-    var own_rows: array<Statistics, ROWS>;
-%% for r in range(ROWS)
-    own_rows[{{ r }}] = statistics_of(b, min(first_own + row_first + {{ r }}u, last_own), n);
-%% endfor
+    let q_rows = query_row(b, 0u, n);
+    let g_rows = grad_out_row(b, 0u, n);
 %% else
     // The first keys are kept by the most rows under a causal mask: they start first.
     let first_own = parameters.key_first + index * OWN;
     let own_end = parameters.key_end;
     let last_own = min(first_own + OWN, own_end) - 1u;
+    let last_read = last_own;
     let k = head;
     let span = query_rows(b, first_own, last_own + 1u);
-{{ load_rows("head_tile", "OWN", "HEAD_CHUNKS", "HEAD_PITCH", "at", "first_own + at", "own_end",
-    "load_key(key_row(b, first_own + at - parameters.key_first, k), chunk)") }}
-{{ load_rows("value_tile", "OWN", "VALUE_CHUNKS", "VALUE_PITCH", "at", "first_own + at", "own_end",
-    "load_value(value_row(b, first_own + at - parameters.key_first, k), chunk)") }}
-    var value_sums = array<array<vec4f, VALUE_COLUMNS>, ROWS>();
 %% endif
-    var head_sums = array<array<vec4f, HEAD_COLUMNS>, ROWS>();
+    let k_rows = key_rows(b, k);
+    let v_rows = value_rows(b, k);
+%% for r in range(ROWS)
+    let own_{{ r }} = first_own + {{ own_row("%du" % r) }};
+%% endfor
 %% if problem.segments
-%% if BY == "query"
+%% if by_query
     let own_ids = query_segment_range(b, first_own, last_own);
 %% else
     let own_ids = key_segment_range(b, first_own, last_own + 1u);
 %% endif
 %% endif
 
+%% for r in range(ROWS)
+%% for c in range(HEAD_COLUMNS)
+    var head_sum_{{ r }}_{{ c }} = vec4f();
+%% endfor
+%% if not by_query
+%% for c in range(VALUE_COLUMNS)
+    var value_sum_{{ r }}_{{ c }} = vec4f();
+%% endfor
+%% endif
+%% endfor
     for (var tile = span.x; tile < span.y; tile += STREAM) {
-        let tile_end = min(tile + STREAM, span.y);
+        let tile_last = min(tile + STREAM, span.y) - 1u;
 %% if problem.segments
-%% if BY == "query"
-        let ids = key_segment_range(b, tile, tile_end);
+%% if by_query
+        let ids = key_segment_range(b, tile, tile_last + 1u);
 %% else
-        let ids = query_segment_range(b, tile, tile_end - 1u);
+        let ids = query_segment_range(b, tile, tile_last);
 %% endif
         if (ids.x > own_ids.y || ids.y < own_ids.x) {
             continue;
         }
 %% endif
 %% if problem.bias is none and not problem.mask
-%% if BY == "query"
-        var whole = tile + STREAM <= span.y && block_keeps(b, first_own, last_own, tile, tile_end);
+%% if by_query
+        var whole = tile + STREAM <= span.y && block_keeps(b, first_own, last_own, tile, tile_last + 1u);
 %% else
-        let full = last_own + 1u == first_own + OWN && tile + STREAM <= span.y;
-        var whole = full && block_keeps(b, tile, tile_end - 1u, first_own, last_own + 1u);
+        var whole = tile + STREAM <= span.y && block_keeps(b, tile, tile_last, first_own, last_own + 1u);
 %% endif
-%% else
-        let whole = false;
+%% if problem.segments
+        whole = whole && ids.x == ids.y && own_ids.x == own_ids.y;
 %% endif
-%% if BY == "key_value"
+%% endif
+%% if not by_query
       for (var shared_head = 0u; shared_head < sharing; shared_head++) {
         let n = k * sharing + shared_head;
+        let q_rows = query_row(b, 0u, n);
+        let g_rows = grad_out_row(b, 0u, n);
 %% endif
+        // x of streamed row i and the own rows of quad j: the product of their "head" rows, later the weight;
+        // y: the product of their "value" rows, the gradient by the weight, later the gradient by the scaled score.
+%% for i in range(ITEMS)
+%% for j in row_quads
+        var x_{{ i }}_{{ j }} = vec4f();
+        var y_{{ i }}_{{ j }} = vec4f();
+%% endfor
+%% endfor
+{{ tiles.products("x", own_head, stream_head, "HEAD_CHUNKS", HEAD_STAGE) }}
+{{ tiles.products("y", own_value, stream_value, "VALUE_CHUNKS", VALUE_STAGE) }}
+%% if looked_up
+        // A loop over what lies in registers is none: pairs of a streamed row at a time go through workgroup memory.
         workgroupBarrier();
-%% if BY == "query"
-{{ load_rows("stream_tile", "STREAM", "VALUE_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
-    "load_value(value_row(b, tile + at - parameters.key_first, k), chunk)") }}
+        if ({{ "true" if looked_up_everywhere else "!whole" }}) {
+            for (var i = 0u; i < ITEMS; i++) {
+%% for i in range(ITEMS)
+                if (i == {{ i }}u) {
+%% for j in row_quads
+                    staged[thread + {{ 2 * j }}u * WORKGROUP] = x_{{ i }}_{{ j }};
+                    staged[thread + {{ 2 * j + 1 }}u * WORKGROUP] = y_{{ i }}_{{ j }};
+%% endfor
+                }
+%% endfor
+                let item = tile + {{ item("i") }};
+                for (var r = 0u; r < ROWS; r++) {
+                    let own = min(first_own + {{ own_row("r") }}, last_own);
+{% set t, s = ("own", "item") if by_query else ("min(item, tile_last)", "own") %}
+                    let at = thread + 2u * (r / 4u) * WORKGROUP;
+                    var kept = every_key();
+%% if problem.bias is none and not problem.mask
+                    if (!whole) {
+                        kept = kept_keys(b, {{ t }});
+                    }
 %% else
-{{ load_rows("stream_tile", "STREAM", "VALUE_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
-    "load_grad_out(grad_out_row(b, tile + at, n), chunk)") }}
+                    kept = kept_keys(b, {{ t }});
 %% endif
-        workgroupBarrier();
-{{ products("by_weight", "value_tile", "VALUE_CHUNKS", "VALUE_PITCH") }}
-        workgroupBarrier();
-%% if BY == "query"
-{{ load_rows("stream_tile", "STREAM", "HEAD_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
-    "load_key(key_row(b, tile + at - parameters.key_first, k), chunk)") }}
-%% else
-{{ load_rows("stream_tile", "STREAM", "HEAD_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
-    "load_query(query_row(b, tile + at, n), chunk)") }}
-%% endif
-        workgroupBarrier();
-{{ products("product", "head_tile", "HEAD_CHUNKS", "HEAD_PITCH") }}
-        // From here on by_weight holds the gradients by the scaled scores, and product the weights.
-%% if BY == "query"
-%% for r in range(ROWS)
-        {
-            let t = min(first_own + row_first + {{ r }}u, last_own);
-            var kept = every_key();
-            if (!whole) {
-                kept = kept_keys(b, t);
+                    var share = Share(0.0, 0.0, 0.0);
+                    if (item <= tile_last) {
+                        share = share_of(staged[at][r % 4u], staged[at + WORKGROUP][r % 4u], b, n, {{ t }}, {{ s }}, kept, statistics_of(b, {{ t }}, n));
+                    }
+                    staged[at][r % 4u] = share.weight;
+                    staged[at + WORKGROUP][r % 4u] = share.score;
+                }
+%% for i in range(ITEMS)
+                if (i == {{ i }}u) {
+%% for j in row_quads
+                    x_{{ i }}_{{ j }} = staged[thread + {{ 2 * j }}u * WORKGROUP];
+                    y_{{ i }}_{{ j }} = staged[thread + {{ 2 * j + 1 }}u * WORKGROUP];
+%% endfor
+                }
+%% endfor
             }
+        }{{ "" if looked_up_everywhere else " else {" }}
+%% endif
+%% if not looked_up_everywhere
+%% if by_query
+%% for r in range(ROWS)
+        let row_{{ r }} = statistics_of(b, min(own_{{ r }}, last_own), n);
+%% endfor
+%% for i in range(ITEMS)
+%% for j in row_quads
+{% set e = 4 * j %}
+        x_{{ i }}_{{ j }} = exp2(x_{{ i }}_{{ j }} * scale - vec4f(row_{{ e }}.top, row_{{ e + 1 }}.top, row_{{ e + 2 }}.top, row_{{ e + 3 }}.top));
+        y_{{ i }}_{{ j }} = x_{{ i }}_{{ j }} * (y_{{ i }}_{{ j }} - vec4f(row_{{ e }}.delta, row_{{ e + 1 }}.delta, row_{{ e + 2 }}.delta, row_{{ e + 3 }}.delta));
+%% endfor
+%% endfor
+%% else
+%% for i in range(ITEMS)
+        let row_{{ i }} = statistics_of(b, min(tile + {{ item("%du" % i) }}, tile_last), n);
+%% endfor
+%% for i in range(ITEMS)
+%% for j in row_quads
+        x_{{ i }}_{{ j }} = exp2(x_{{ i }}_{{ j }} * scale - vec4f(row_{{ i }}.top));
+        y_{{ i }}_{{ j }} = x_{{ i }}_{{ j }} * (y_{{ i }}_{{ j }} - vec4f(row_{{ i }}.delta));
+%% endfor
+%% endfor
+%% endif
+%% if looked_up
+        }
+%% else
+        if (!whole) {
+%% if by_query
+%% for i in range(ITEMS)
+            let item_{{ i }} = tile + {{ item("%du" % i) }};
+%% endfor
+%% for r in range(ROWS)
+            {
+                let kept = kept_keys(b, min(own_{{ r }}, last_own));
+%% for i in range(ITEMS)
+                if (item_{{ i }} > tile_last || !in_range(kept, i32(item_{{ i }}))) {
+                    x_{{ i }}_{{ r // 4 }}.{{ xyzw[r % 4] }} = 0.0;
+                    y_{{ i }}_{{ r // 4 }}.{{ xyzw[r % 4] }} = 0.0;
+                }
+%% endfor
+            }
+%% endfor
+%% else
 %% for i in range(ITEMS)
             {
-                let s = tile + item_of(across, {{ i }}u);
-                var share = Share(0.0, 0.0, 0.0);
-                if (s < tile_end) {
-                    share = share_of(product[{{ r }}][{{ i }}], by_weight[{{ r }}][{{ i }}], b, n, t, s, kept, own_rows[{{ r }}]);
-                }
-                by_weight[{{ r }}][{{ i }}] = share.score;
-            }
-%% endfor
-        }
-%% endfor
-%% else
-%% for i in range(ITEMS)
-        {
-            let t = min(tile + item_of(across, {{ i }}u), tile_end - 1u);
-            let there = tile + item_of(across, {{ i }}u) < tile_end;
-            let row = statistics_of(b, t, n);
-            var kept = every_key();
-            if (!whole) {
-                kept = kept_keys(b, t);
-            }
+                let t = tile + {{ item("%du" % i) }};
+                let kept = kept_keys(b, min(t, tile_last));
 %% for r in range(ROWS)
-            {
-                let s = first_own + row_first + {{ r }}u;
-                var share = Share(0.0, 0.0, 0.0);
-                if (there && s <= last_own) {
-                    share = share_of(product[{{ r }}][{{ i }}], by_weight[{{ r }}][{{ i }}], b, n, t, s, kept, row);
+                if (t > tile_last || !in_range(kept, i32(own_{{ r }}))) {
+                    x_{{ i }}_{{ r // 4 }}.{{ xyzw[r % 4] }} = 0.0;
+                    y_{{ i }}_{{ r // 4 }}.{{ xyzw[r % 4] }} = 0.0;
                 }
-                by_weight[{{ r }}][{{ i }}] = share.score;
-                product[{{ r }}][{{ i }}] = share.weight;
-            }
 %% endfor
-        }
+            }
 %% endfor
 %% endif
-{{ place_factors("by_weight") }}
-        workgroupBarrier();
-{{ add_products("head_sums", HEAD_COLUMNS, "HEAD_CHUNKS") }}
-%% if BY == "key_value"
-        workgroupBarrier();
-{{ place_factors("product") }}
-{{ load_rows("stream_tile", "STREAM", "VALUE_CHUNKS", "STREAM_PITCH", "slot(at)", "tile + at", "tile_end",
-    "load_grad_out(grad_out_row(b, tile + at, n), chunk)") }}
-        workgroupBarrier();
-{{ add_products("value_sums", VALUE_COLUMNS, "VALUE_CHUNKS") }}
+        }
+%% endif
+%% endif
+%% if not by_query
+{{ tiles.add_products("value_sum", "x", stream_value, "VALUE_CHUNKS", VALUE_COLUMNS, VALUE_ROWS) }}
+%% endif
+{{ tiles.add_products("head_sum", "y", stream_head, "HEAD_CHUNKS", HEAD_COLUMNS, HEAD_ROWS) }}
+%% if not by_query
       }
 %% endif
     }
 
-{{ store_sums("head_sums", HEAD_COLUMNS, "HEAD_CHUNKS", "") }}
-%% if BY == "key_value"
-{{ store_sums("value_sums", VALUE_COLUMNS, "VALUE_CHUNKS", " + HEAD_CHUNKS") }}
+{{ store_sums("head_sum", HEAD_COLUMNS, "HEAD_CHUNKS", "") }}
+%% if not by_query
+{{ store_sums("value_sum", VALUE_COLUMNS, "VALUE_CHUNKS", "HEAD_CHUNKS + ") }}
 %% endif
 }
 %% if problem.segments

@@ -21,17 +21,21 @@ from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "backward_tiled"
 MAX_DIM = 256
-MAX_SUMS = 32  # vec4 that a thread adds up in registers
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How threads stand: `across` × `down`, each with `rows` × `items` pairs (`items` a multiple of 4)."""
+    """How a workgroup's threads stand: `across` × `down`, powers of two from 2 on, each with `rows` × `items` pairs of
+    own and streamed rows, multiples of 4.
+
+    `dims`: the dims of both sides that are staged at a time, at most.
+    """
 
     across: int
     down: int
     rows: int
     items: int
+    dims: int = 32
 
     @property
     def own(self) -> int:
@@ -49,40 +53,55 @@ class Tile:
         """vec4 of the sums that a thread owns in each of its rows."""
         return -(-dim // 4 // self.across)
 
-    def sums(self, sweep: AttentionProblem, by: str) -> int:
+    def registers(self, sweep: AttentionProblem, by: str) -> int:
+        """32-bit registers of a thread that hold its sums, and two numbers a pair."""
         columns = self.columns(sweep.head_dim) + (self.columns(sweep.value_dim) if by == "key_value" else 0)
-        return self.rows * columns
+        return self.rows * (4 * columns + 2 * self.items)
 
-    def pitches(self, sweep: AttentionProblem) -> dict[str, int]:
-        """vec4 from one row to the next, odd where dims are even, so that threads meet no bank conflict."""
-        head, value = sweep.head_dim // 4 + 1, sweep.value_dim // 4 + 1
+    def stages(self, sweep: AttentionProblem) -> dict[str, int]:
+        """What is staged at a time: chunks of 4 dims of both sides, then as many streamed rows, and what multiplies
+        them, as fit; and the vec4 that it takes."""
+        dims = sweep.head_dim, sweep.value_dim
+        head, value = (self._chunks(dim) for dim in dims)
+        a_row = [self.own // 4 + self.columns(dim) * self.across for dim in dims]
+        looked_up = 2 * self.threads * self.rows // 4
+        staged = max(max(head, value) * (self.own + self.stream), 4 * max(a_row), looked_up)
+        head_rows, value_rows = (self._rows(staged, each) for each in a_row)
         return {
-            "HEAD_PITCH": head,
-            "VALUE_PITCH": value,
-            "STREAM_PITCH": max(head, value),
-            "FACTOR_PITCH": self.stream // 4 + 1,
+            "HEAD_STAGE": head,
+            "VALUE_STAGE": value,
+            "HEAD_ROWS": head_rows,
+            "VALUE_ROWS": value_rows,
+            "STAGED": staged,
         }
 
+    def _chunks(self, dim: int) -> int:
+        chunks = dim // 4
+        return max(n for n in range(1, chunks + 1) if chunks % n == 0 and 4 * n <= self.dims)
+
+    def _rows(self, staged: int, a_row: int) -> int:
+        rows = self.stream
+        while rows * a_row > staged:
+            rows //= 2
+        return rows
+
     def workgroup_bytes(self, sweep: AttentionProblem) -> int:
-        """Both own tiles, the streamed one, and the factors."""
-        pitch = self.pitches(sweep)
-        own = self.own * (pitch["HEAD_PITCH"] + pitch["VALUE_PITCH"] + pitch["FACTOR_PITCH"])
-        return 16 * (own + self.stream * pitch["STREAM_PITCH"])
+        return self.stages(sweep)["STAGED"] * 16
 
 
-# Fastest first.
+# Fastest first. NVIDIA's drivers give the workgroups of a multiprocessor 48 KiB together, so that what one needs
+# decides how many there are at a time.
 TILES = (
-    Tile(8, 16, 4, 4),
+    Tile(16, 8, 8, 4),
+    Tile(32, 4, 8, 4, 16),
+    Tile(16, 8, 4, 4),
+    Tile(32, 4, 4, 4, 16),
     Tile(8, 8, 4, 4),
-    Tile(8, 8, 2, 4),
-    Tile(4, 8, 4, 4),
-    Tile(8, 8, 1, 4),
-    Tile(4, 8, 2, 4),
-    Tile(4, 8, 1, 4),
-    Tile(2, 8, 1, 4),
-    Tile(2, 4, 1, 4),
-    Tile(1, 4, 1, 4),
+    Tile(8, 4, 4, 4),
+    Tile(4, 4, 4, 4),
 )
+MOST_REGISTERS = 192  # of 255 that a thread may have
+CPU_PAIRS = 1024  # of a tile on a CPU adapter, which has nothing from larger ones but longer compilation
 
 
 def tile_of(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile | None:
@@ -100,13 +119,22 @@ def _tuned_name(problem: GradientProblem, by: str) -> str:
 
 def _fitting(problem: GradientProblem, profile: DeviceProfile, by: str) -> dict[int, Tile]:
     """The tiles that fit the device, by their places in TILES."""
-    room = {p: t for p, t in enumerate(TILES) if t.workgroup_bytes(problem.sweep) <= profile.limits.workgroup_bytes}
+    room = {
+        place: tile
+        for place, tile in enumerate(TILES)
+        if tile.workgroup_bytes(problem.sweep) <= profile.limits.workgroup_bytes
+        and tile.threads <= profile.limits.invocations
+    }
     fast = {
         place: tile
         for place, tile in room.items()
-        if tile.threads <= profile.limits.invocations and tile.sums(problem.sweep, by) <= MAX_SUMS
+        if (
+            tile.own * tile.stream <= CPU_PAIRS
+            if profile.is_cpu
+            else tile.registers(problem.sweep, by) <= MOST_REGISTERS
+        )
     }
-    return fast or room  # rows too long for registers spill, and still serve
+    return fast or room  # what spills still serves
 
 
 def supports(problem: GradientProblem, profile: DeviceProfile) -> Support:
@@ -162,23 +190,30 @@ def _tile(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile:
 
 def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant:
     sweep, tile = problem.sweep, _tile(problem, profile, by)
+    stages = tile.stages(sweep)
     words = (
         f"o{tile.own}s{tile.stream}",
         f"t{tile.rows}x{tile.items}",
+        f"d{4 * stages['HEAD_STAGE']}",
     )
     own = {
         "BY": by,
         "WORKGROUP": tile.threads,
         "ACROSS": tile.across,
+        "DOWN": tile.down,
         "ROWS": tile.rows,
         "ITEMS": tile.items,
         "OWN": tile.own,
         "STREAM": tile.stream,
+        "OWN_QUADS": tile.own // 4,
+        "STREAM_QUADS": tile.stream // 4,
+        "OWN_MASK": min(tile.down, 8) - 1,
+        "STREAM_MASK": min(tile.across, 8) - 1,
         "HEAD_CHUNKS": sweep.head_dim // 4,
         "VALUE_CHUNKS": sweep.value_dim // 4,
         "HEAD_COLUMNS": tile.columns(sweep.head_dim),
         "VALUE_COLUMNS": tile.columns(sweep.value_dim),
-        **tile.pitches(sweep),
+        **stages,
     }
     return shader(
         name,
@@ -189,20 +224,30 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
         (*GRAD_OUT, *ADDING),
         tuple(own.items()),
         workgroup_bytes=tile.workgroup_bytes(sweep),
-    ).because((), f"tiles of {tile.own} own and {tile.stream} streamed rows in workgroup memory")
+    ).because(
+        (),
+        f"tiles of {tile.own} own and {tile.stream} streamed rows, each thread with {tile.rows} × {tile.items} pairs",
+    )
 
 
 def _most(problem: GradientProblem, profile: DeviceProfile, tile: Tile, by: str) -> int | None:
-    """How many streamed rows fit in the loop turns an invocation has: loops that are not unrolled."""
+    """How many streamed rows fit in the loop turns an invocation has: every loop is counted as it is written."""
     turns = profile.limits.loop_turns
     if turns is None:
         return None
-    sweep = problem.sweep
+    sweep, stages = problem.sweep, tile.stages(problem.sweep)
     head, value = sweep.head_dim // 4, sweep.value_dim // 4
-    loads = -(-tile.stream * head // tile.threads) + -(-tile.stream * value // tile.threads)
-    a_step = 4 + loads + head + value + tile.stream // 4
+
+    def products(chunks: int, stage: int) -> int:
+        staged = -(-tile.own // 4 * stage // tile.threads) + -(-tile.stream // 4 * stage // tile.threads)
+        return chunks // stage * (1 + staged + stage)
+
+    def sums(chunks: int, rows: int) -> int:
+        return tile.stream // rows * (1 + -(-rows * chunks // tile.threads) + rows // 4)
+
+    a_tile = 1 + products(head, stages["HEAD_STAGE"]) + products(value, stages["VALUE_STAGE"])
+    a_tile += sums(head, stages["HEAD_ROWS"]) + tile.items * (1 + tile.rows)
     if by == "key_value":
-        a_step += -(-tile.stream * value // tile.threads) + tile.stream // 4
-        a_step *= sweep.group
-    a_step += tile.stream if sweep.segments else 0
-    return max((turns - 4096) // a_step, 1) * tile.stream
+        a_tile = 1 + (a_tile + sums(value, stages["VALUE_ROWS"])) * sweep.group
+    a_tile += tile.stream if sweep.segments else 0
+    return max((turns - 4096) // a_tile, 1) * tile.stream
