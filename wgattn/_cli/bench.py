@@ -165,9 +165,11 @@ def print_rows(rows: Sequence[Row]) -> None:
         beside = [*_ratios(row), *_figures(row)]
         table.add_row(call, median, rate(row), share, "\n".join(beside))
     show.console.print(table)
-    reasons = {f"{name}: {reason}": None for row in rows for name, reason in row.absent.items()}
-    if reasons:
-        show.lines({"not timed": "\n".join(reasons)})
+    absent: dict[str, dict[str, None]] = {}  # peers by the reason, each in the order of the rows
+    for name, reason in ((name, reason) for row in rows for name, reason in row.absent.items()):
+        absent.setdefault(reason, {})[name] = None
+    if absent:
+        show.lines({"not timed": "\n".join(f"{', '.join(names)}: {reason}" for reason, names in absent.items())})
 
 
 def line(row: Row) -> str:
