@@ -9,18 +9,17 @@
 // The word of bytes `first` to `first` + 3 of a row that starts at byte `row`; zero past its end.
 fn word_source(row: u32, first: u32) -> u32 {
     let left = parameters.H - min(first, parameters.H);
-%% if quads
     if (left == 0u) {
         return 0u;
     }
+%% if quads
     return source[(row + first) / 4u] & select((1u << (8u * min(left, 3u))) - 1u, 0xffffffffu, left >= 4u);
 %% else
-    var word = 0u;
-    for (var i = 0u; i < min(left, 4u); i++) {
-        let at = row + first + i;
-        word |= ((source[at / 4u] >> (8u * (at % 4u))) & 0xffu) << (8u * i);
-    }
-    return word;
+    // From the words of its first and its last byte, which may be one.
+    let shift = 8u * ((row + first) % 4u);
+    let low = source[(row + first) / 4u] >> shift;
+    let high = select(source[(row + first + min(left, 4u) - 1u) / 4u] << (32u - shift), 0u, shift == 0u);
+    return (low | high) & select((1u << (8u * min(left, 3u))) - 1u, 0xffffffffu, left >= 4u);
 %% endif
 }
 

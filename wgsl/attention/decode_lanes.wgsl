@@ -16,6 +16,7 @@
 // them share a key, and the subgroup takes several keys side by side, whose sums are joined at the end. The body is small
 // on purpose: with eight keys unrolled it waits for its own instructions.
 
+{{ texels.layout() }}
 {{ texels.keys(problem, stored_names, blocks) }}
 fn scaled_query(row: u32, chunk: u32, b: u32, scale: f32) -> vec4f {
 %% if problem.rope is not none
@@ -104,6 +105,10 @@ fn decode_lanes(
 %% endfor
 %% endfor
 
+%% for name in stored_names
+    let {{ name }}_lie = {{ name }}_keys(b, k);
+%% endfor
+
     // A page after another, each looked up once, and passed by where it is none; without pages all keys are one.
     for (var first = keys.x; first < keys.y; first = page_end(first, keys.y)) {
         let page = find_page(b, first);
@@ -126,7 +131,7 @@ fn decode_lanes(
             let position_{{ j }} = i32(index_{{ j }});
 %% endif
 %% for name in stored_names
-            let {{ name }}_at_{{ j }} = {{ name }}_texels(b, s_{{ j }}, slot_{{ j }}, k);
+            let {{ name }}_at_{{ j }} = key_texels({{ name }}_lie, s_{{ j }}, slot_{{ j }});
 %% endfor
 %% for d in range(key_reads)
             let key_{{ j }}_{{ d }} = textureLoad(key, vec2u(key_at_{{ j }}.x + key_column_{{ d }}, key_at_{{ j }}.y));
@@ -244,9 +249,9 @@ fn decode_lanes(
 %% endfor
     for (var s = first_key; s < end_mean; s++) {
         let slot = find_key(s, find_page(b, s), length).slot;
-        let at = value_texels(b, s, slot, k);
+        let at = key_texels(value_lie, s, slot);
 %% if value_scaled
-        let scales_at = scales_texels(b, s, slot, k);
+        let scales_at = key_texels(scales_lie, s, slot);
 %% endif
 %% for d in range(value_reads)
         let texel_{{ d }} = textureLoad(value, vec2u(at.x + value_column_{{ d }}, at.y));

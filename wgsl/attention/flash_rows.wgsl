@@ -21,6 +21,7 @@
 // by side: a lane reads one of one key, and shuffles from constant lanes hand them to all rows. Everything but the loop
 // over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
 
+{{ texels.layout() }}
 {{ texels.place("query") }}
 %% for name in dense_names
 {{ texels.place(name) }}
@@ -64,6 +65,10 @@ fn flash_rows(
 %% if found or problem.empty_rows == "mean"
     let length = key_length(b);
 %% endif
+
+%% for name in stored_names
+    let {{ name }}_lie = {{ name }}_keys(b, k);
+%% endfor
 
     let column = lane % KEYS;
 %% if shares > 1
@@ -138,7 +143,7 @@ fn flash_rows(
         let slot = s;
 %% endif
 %% for name in stored_names
-        let {{ name }}_at = {{ name }}_texels(b, s, slot, k);
+        let {{ name }}_at = key_texels({{ name }}_lie, s, slot);
 %% endfor
 %% for r in range(ROWS)
 %% for k in range(KEYS)
@@ -264,9 +269,9 @@ fn flash_rows(
         let there = s + lane < end_key;
         let own = min(s + lane, end_key - 1u);
         let slot = find_key(own, find_page(b, own), length).slot;
-        let at = value_texels(b, own, slot, k);
+        let at = key_texels(value_lie, own, slot);
 %% if problem.scales
-        let scales_at = scales_texels(b, own, slot, k);
+        let scales_at = key_texels(scales_lie, own, slot);
 %% endif
 %% for d in range(value_texels)
         let texel_{{ d }} = textureLoad(value, vec2u(at.x + {{ d }}u, at.y));

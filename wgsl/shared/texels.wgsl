@@ -1,35 +1,72 @@
 {# Macros: rows of heads in textures (see texture.py). They need the bindings, the parameters of texture.fields(NAME), and FOLD. #}
 {% import "shared/elements.wgsl" as elements %}
 
-{# Where the texels of a head's row `index` of batch entry b start. #}
+{# How rows lie in a texture. Kernels read it before their loops: a parameter that is read in one is read in each turn. #}
+{% macro layout() -%}
+struct Layout {
+    row: u32,
+    side: u32,
+    width: u32,
+    token: u32,
+    head: u32,
+    x: u32,
+}
+
+// Where the texels of row `index` of the layout's head start.
+fn place_in(laid: Layout, index: u32) -> vec2u {
+    let row = laid.row + (index >> laid.side);
+    let beside = index & ((1u << laid.side) - 1u);
+    return vec2u(laid.x + (row >> FOLD) * laid.width + beside * laid.token, row & ((1u << FOLD) - 1u));
+}
+
+{% endmacro %}
+{# The layout for a head of batch entry b, and where the texels of its row `index` start. #}
 {% macro place(name) -%}
+fn {{ name }}_layout(b: u32, head: u32) -> Layout {
+    let step = parameters.{{ name }}_head;
+    return Layout(
+        b * parameters.{{ name }}_rows, parameters.{{ name }}_side, parameters.{{ name }}_width,
+        parameters.{{ name }}_token, step, head * step,
+    );
+}
+
 fn {{ name }}_place(b: u32, index: u32, head: u32) -> vec2u {
-    let row = b * parameters.{{ name }}_rows + (index >> parameters.{{ name }}_side);
-    let beside = index & ((1u << parameters.{{ name }}_side) - 1u);
-    let x = (row >> FOLD) * parameters.{{ name }}_width + beside * parameters.{{ name }}_token + head * parameters.{{ name }}_head;
-    return vec2u(x, row & ((1u << FOLD) - 1u));
+    return place_in({{ name }}_layout(b, head), index);
 }
 {% endmacro %}
 
 {# What kernels of keys in textures share: where the texels of a key start, where it stands, its scales. They need the hooks
    of attention; `names` are the textures that a key has rows in. #}
 {% macro keys(problem, names, blocks) -%}
+// How the keys of a key/value head lie, from key `first` on, or all of a pool.
+struct Keys {
+    laid: Layout,
+    first: u32,
+%% if problem.paged
+    whole: bool,
+%% endif
+}
+
 %% for name in names
 {{ place(name) }}
-// For key s: in a texture of a launch's keys or, where a pool of pages was copied whole, at its place in the pool.
-fn {{ name }}_texels(b: u32, s: u32, slot: u32, k: u32) -> vec2u {
+fn {{ name }}_keys(b: u32, k: u32) -> Keys {
 {# The scales of all heads of a token are one row. #}
 {% set head = "0u" if name == "scales" else "k" %}
 %% if problem.paged
     let whole = parameters.{{ name }}_pooled != 0u;
-    let index = select(s - parameters.key_first, slot, whole);
-    return {{ name }}_place(b, index, {{ head }}{{ " + select(0u, parameters.k_first, whole)" if name != "scales" }});
+    let head = {{ head }}{{ " + select(0u, parameters.k_first, whole)" if name != "scales" }};
+    return Keys({{ name }}_layout(b, head), parameters.key_first, whole);
 %% else
-    return {{ name }}_place(b, s - parameters.key_first, {{ head }});
+    return Keys({{ name }}_layout(b, {{ head }}), parameters.key_first);
 %% endif
 }
 
 %% endfor
+// For key s: in a texture of a launch's keys or, where a pool of pages was copied whole, at its place in the pool.
+fn key_texels(keys: Keys, s: u32, slot: u32) -> vec2u {
+    return place_in(keys.laid, {{ "select(s - keys.first, slot, keys.whole)" if problem.paged else "s - keys.first" }});
+}
+
 // A position that no row keeps.
 const NOWHERE: i32 = 2147483647;
 

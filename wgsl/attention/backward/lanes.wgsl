@@ -20,6 +20,7 @@
 // Lane l reads of streamed row l % ITEMS the share l / ITEMS, from textures, and shuffles from constant lanes hand it
 // to all. Everything but the loop over turns is unrolled over named values: no workgroup memory, no barrier, no array.
 
+{{ texels.layout() }}
 %% for name in ("query", "key", "value", "grad_out")
 {{ texels.place(name) }}
 %% endfor
