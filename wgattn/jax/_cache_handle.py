@@ -13,16 +13,17 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 
-from wgattn._array import Array, asarray
+from wgattn._array import Array, apply, asarray
 from wgattn._cache import LEAVES, KVCache
 from wgattn._cache_form import CacheForm, Sizes
 from wgattn._dtypes import float32, int32
 from wgattn._errors import UnsupportedError
+from wgattn._graph.operations import CacheMove
 from wgattn._jit import jit
 from wgattn._kernels.rotation import Rope
 
 from ._cache_calls import CachedCall, cache_of
-from ._cache_held import Append, Attend, Reorder, hold, release, snapshot
+from ._cache_held import STORAGE, Append, Attend, Reorder, hold, release, snapshot
 from ._callback import HostCallback, check_backend, operand, run_in_jax, run_in_order
 from ._recorded import Avals, avals_of, lowered
 
@@ -63,7 +64,7 @@ class CacheHandle:
 
         Raises what that raises, and TypeError while JAX traces.
         """
-        return cls._hold(KVCache.create(*sizes, **options), True, ordered)
+        return cls._hold(KVCache.create(*sizes, **options), ordered)
 
     @classmethod
     def of(cls, cache: KVCache, *, ordered: bool = False) -> CacheHandle:
@@ -71,10 +72,10 @@ class CacheHandle:
 
         `ordered` is that of `create`. Raises TypeError while JAX traces.
         """
-        return cls._hold(cache, False, ordered)
+        return cls._hold(cache, ordered)
 
     @classmethod
-    def _hold(cls, cache: KVCache, own: bool, ordered: bool) -> CacheHandle:
+    def _hold(cls, cache: KVCache, ordered: bool) -> CacheHandle:
         check_backend()
         if isinstance(jnp.zeros(()), Tracer):
             raise TypeError(
@@ -89,7 +90,7 @@ class CacheHandle:
         sizes = Sizes(cache.batch, cache.capacity, cache.kv_heads, pages)
         if cache.pages is not None:  # the table is the host's, whatever made it
             cache = replace(cache, pages=asarray(np.asarray(cache.pages)))
-        return cls(jnp.asarray(hold(cache, sizes, lengths, own)), cache.form, sizes, bool(ordered))
+        return cls(jnp.asarray(hold(cache, sizes, lengths)), cache.form, sizes, bool(ordered))
 
     @property
     def lengths(self) -> jax.Array:
@@ -177,6 +178,12 @@ class CacheHandle:
         """Give the memory back. All handles of the cache are dead then. Waits for this one; not while JAX traces."""
         release(self._on_host("free"))
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError(
+            "a CacheHandle is no array: np.asarray(handle.lengths) are its lengths, handle.cache() what it names; give "
+            "the handle itself to wgattn.jax.append and cached_attention"
+        )
+
     def _run(self, program: HostCallback, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """The results of a callback on the cache."""
         given = _plain(self.array, *arrays)
@@ -216,7 +223,15 @@ def _append_program(form: CacheForm, sizes: Sizes, rope: Rope | None, avals: Ava
         found = cache.append(*arrays[len(own) :], rope=rope)
         return tuple(x for x in (found.key, found.value, found.scales) if x is not None)
 
-    return Append(form, sizes, lowered(jit(append), (*own.values(), *avals)))
+    def copy_pages(*arrays: Array) -> tuple[Array, ...]:
+        *pools, source, destination = arrays
+        return tuple(apply(CacheMove(True), pool, source, destination) for pool in pools)
+
+    copying = None
+    if form.page_size is not None:
+        pools = [aval for name, aval in own.items() if name in STORAGE]
+        copying = lowered(jit(copy_pages), (*pools, *[((sizes.batch,), np.dtype(int32))] * 2))
+    return Append(form, sizes, lowered(jit(append), (*own.values(), *avals)), copying)
 
 
 @lru_cache(maxsize=256)

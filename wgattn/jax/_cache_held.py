@@ -9,18 +9,19 @@ import itertools
 import secrets
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
 from wgattn import _run
 from wgattn._array import Array, asarray, of
 from wgattn._cache import KVCache
-from wgattn._cache_checks import check_counts, check_indices
+from wgattn._cache_checks import check_capacity, check_counts, check_indices, check_pages
 from wgattn._cache_form import CacheForm, Sizes
-from wgattn._cache_pages import released
+from wgattn._cache_pages import dealt, has_room, learn_room, released
 from wgattn._dtypes import int32
 from wgattn._errors import DeviceLostError
 from wgattn._graph.graph import Aval, View
@@ -33,6 +34,7 @@ from ._callback import HostCallback, result_avals
 
 VERSIONS = 1024  # of a cache that are known: an append may be repeated from so far back
 STORAGE = ("key", "value", "scales")
+Rewrite = Callable[[list[Stored], frozenset[int]], list[Stored]]
 
 _numbers = itertools.count(1 + secrets.randbelow(1 << 30))  # another process's handles are not taken for this one's
 _held: "dict[int, Held]" = {}
@@ -44,7 +46,6 @@ class Held:
 
     cache: KVCache
     sizes: Sizes
-    own: bool  # nobody else has its storage
     versions: dict[int, np.ndarray]
     written: np.ndarray
     newest: int = 0
@@ -97,16 +98,31 @@ class Held:
         self.versions, self.written = {self.newest: lengths}, self.written[indices]
         return self.newest
 
+    def rewrite(self, run: Rewrite) -> None:
+        """Have `run` give the storage anew: of what lies there, of which it may write over what nobody else has."""
+        names = [name for name in STORAGE if getattr(self.cache, name) is not None]
+        arrays = [getattr(self.cache, name) for name in names]
+        there = [_run.stored(x._step, x._result) for x in arrays]
+        avals, steps = [x._aval for x in arrays], [ref(x._step) for x in arrays]
+        arrays.clear()
+        self.cache = replace(self.cache, **dict.fromkeys(names))  # snapshots, and what is computed of them, hold steps
+        alone = [i for i, step in enumerate(steps) if step() is None and not there[i].shared]
+        try:
+            there = run(there, frozenset(alone))
+        finally:
+            arrays += [of(leaf(stored, aval)) for stored, aval in zip(there, avals, strict=True)]
+            self.cache = replace(self.cache, **dict(zip(names, arrays, strict=True)))
+
     @property
     def newest_lengths(self) -> np.ndarray:
         return next(reversed(self.versions.values()))
 
 
-def hold(cache: KVCache, sizes: Sizes, lengths: np.ndarray, own: bool) -> np.ndarray:
+def hold(cache: KVCache, sizes: Sizes, lengths: np.ndarray) -> np.ndarray:
     """The first handle of a cache, which is kept until `release`."""
     number = next(_numbers)
     written = lengths if cache.written is None else np.maximum(lengths, np.asarray(cache.written))
-    _held[number] = Held(cache, sizes, own, {0: lengths}, written)
+    _held[number] = Held(cache, sizes, {0: lengths}, written)
     return np.array([number, 0, *lengths], np.int32)
 
 
@@ -116,12 +132,11 @@ def release(handle: np.ndarray) -> None:
 
 
 def snapshot(handle: np.ndarray) -> KVCache:
-    """What a handle names, as a value: the next append copies."""
+    """What a handle names, as a value: while it is there, the next append copies."""
     held, lengths = _find(handle), handle[2:]
     with held.lock:
         held.check(int(handle[0]), int(handle[1]), lengths)
         held.check_ring(int(handle[0]), lengths, held.written)
-        held.own = False
         written = None if held.cache.form.window is None else asarray(held.written)
         return replace(held.cache, lengths=asarray(lengths), written=written)
 
@@ -147,12 +162,12 @@ class OnHeld(HostCallback):
     def _run(self, arrays: Sequence[np.ndarray], places: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         handle = arrays[0].copy()
         held = _find(handle)
-        if (held.cache.form, held.sizes) != (self._form, self._sizes):
-            raise ValueError(
-                f"this handle is that of another cache, {held.cache!r}, and not of the one that JAX traced this call "
-                "for: keep a handle's array with its own form and sizes"
-            )
         with held.lock:
+            if (held.cache.form, held.sizes) != (self._form, self._sizes):
+                raise ValueError(
+                    f"this handle is that of another cache, {held.cache!r}, and not of the one that JAX traced this "
+                    "call for: keep a handle's array with its own form and sizes"
+                )
             held.check(int(handle[0]), int(handle[1]), handle[2:])
             try:
                 return self._on(held, handle, arrays[1:], places)
@@ -186,7 +201,7 @@ class Reorder(OnHeld):
         for array in moved._arrays().values():
             _run.stored(array._step, array._result)
         # `written` is counted by `held`: what is recorded of it is never computed
-        held.cache, held.own = replace(moved, written=held.cache.written), held.own or moved.pages is None
+        held.cache = replace(moved, written=held.cache.written)
         return (np.array([number, held.reordered(indices, before[indices]), *before[indices]], np.int32),)
 
 
@@ -210,8 +225,9 @@ class OnTraced(OnHeld):
 class Append(OnTraced):
     """New tokens written behind a handle's. Gives the handle that names them too."""
 
-    def __init__(self, form: CacheForm, sizes: Sizes, traced: Traced) -> None:
+    def __init__(self, form: CacheForm, sizes: Sizes, traced: Traced, copying: Traced | None) -> None:
         super().__init__(form, sizes, traced)
+        self._copying = copying  # of a paged cache: pages of the storage copied, from int32 (B,) to int32 (B,)
         self.results = (Aval((2 + sizes.batch,), int32),)
 
     def _on(
@@ -223,26 +239,39 @@ class Append(OnTraced):
         check_counts(key.shape[1], counts)
         after = before + counts
         held.check_ring(number, after, np.maximum(held.written, after))
-        cache = self._with_room(held, before, counts)
-        inputs = self._inputs(cache, given)
-        there = [x if isinstance(x, Stored) else _run.upload(x) for x in inputs]
-        storage = [name for name in cache._arrays() if name in STORAGE]
-        mine = frozenset(i for i in range(len(storage)) if held.own and not there[i].shared)
-        found = self._traced.run(there, mine, _run.validating())
-        written = {name: _array(getattr(cache, name), x) for name, x in zip(storage, found, strict=True)}
-        held.cache, held.own = replace(cache, **written), True
+        pages = self._room(held, before, counts)
+        inputs = self._inputs(replace(held.cache, lengths=asarray(before), pages=pages), given)
+
+        def written(storage: list[Stored], alone: frozenset[int]) -> list[Stored]:
+            rest = [x if isinstance(x, Stored) else _run.upload(x) for x in inputs[len(storage) :]]
+            return self._traced.run([*storage, *rest], alone, _run.validating())
+
+        held.rewrite(written)
+        held.cache = replace(held.cache, pages=pages)
         return (np.array([number, held.appended(version, before, after), *after], np.int32),)
 
-    def _with_room(self, held: Held, before: np.ndarray, counts: np.ndarray) -> KVCache:
-        """The cache with these lengths, and with pages for so many more tokens."""
-        cache = replace(held.cache, lengths=asarray(before))
-        if cache.pages is None:
-            return cache
-        if (before < held.newest_lengths).any():
-            table = known(cache.pages._step, cache.pages._result)
-            assert table is not None
-            cache = replace(cache, pages=asarray(released(table, before, cache.key.shape[1])))
-        return cache.reserve(counts)
+    def _room(self, held: Held, before: np.ndarray, counts: np.ndarray) -> Array | None:
+        """The page table with pages for so many more tokens behind these lengths; shared ones are copied."""
+        pages, page_size = held.cache.pages, self._form.page_size
+        if pages is None or page_size is None:
+            return None
+        table, count = known(pages._step, pages._result), held.cache.key.shape[0]
+        assert table is not None
+        kept = released(table, before, page_size) if (before < held.newest_lengths).any() else table
+        if has_room(kept, before, counts, page_size, count):
+            return pages
+        check_capacity(counts, self._sizes.capacity, before)
+        check_pages(kept, count)
+        plan = dealt(kept, before, counts, page_size, count)
+        if np.array_equal(plan.table, table):
+            learn_room(table, before, page_size, count)
+            return pages
+        if plan.copies:
+            copying = self._copying
+            assert copying is not None
+            pairs = [_run.upload(plan.source), _run.upload(plan.destination)]
+            held.rewrite(lambda storage, alone: copying.run([*storage, *pairs], alone, False))
+        return asarray(plan.table)
 
 
 class Attend(OnTraced):
@@ -271,8 +300,3 @@ class Attend(OnTraced):
             program = self._programs[layouts] = _run.executable(self._traced.graph_for(layouts))
         flat = [x.buffer if isinstance(x, Stored) else x for x in inputs]
         return tuple(program.run_on_host(flat, dict(enumerate(places))))
-
-
-def _array(old: Array, value: Stored) -> Array:
-    """The Array of what lies on the device where `old` lay."""
-    return of(leaf(value, Aval(old.shape, old.dtype)))

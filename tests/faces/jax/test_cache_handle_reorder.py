@@ -10,9 +10,11 @@ import pytest
 from jax import lax
 
 import wgattn
+from tests.calls.caches import held
 from tests.faces.jax.caches import B, C, H, K, fails, rows, same, step
 from wgattn import KVCache, _runtime
 from wgattn.jax import CacheHandle, append, cached_attention, truncate
+from wgattn.jax._cache_held import _held
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dense": {"dtype": "float32"},
@@ -105,4 +107,38 @@ def test_many_beams_leave_memory_flat(layout: str) -> None:
     handle = jax.block_until_ready(run(handle))
     assert handle.lengths.tolist() == [40, 40]
     assert _runtime.device().memory.reserved == reserved
+    handle.free()
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_storage_is_written_in_place_while_nobody_else_has_it(layout: str) -> None:
+    """Pages that beams share are copied one by one; a snapshot's storage, as long as it is there, stays as it is."""
+    handle, (_, key, value) = CacheHandle.create(B, C, K, H, **LAYOUTS[layout]), rows(0, 3)
+
+    def lies(handle: CacheHandle) -> int:
+        (stored,) = _held[int(handle.array[0])].cache.key._step.values
+        return id(stored.buffer.native)
+
+    handle = append(handle, key, value)
+    place = lies(handle)
+    if layout == "paged":
+        handle = append(handle.reorder(jnp.array([1, 1])), key, value)
+        assert np.asarray(handle.cache().pages)[:, 0].tolist() == [0, 1]
+        assert lies(handle) == place
+    kept = handle.cache()
+    wanted = held(kept).keys
+    handle = append(handle, key, value)
+    assert lies(handle) != place
+    assert np.array_equal(held(kept).keys, wanted)
+    del kept
+    place = lies(handle)
+    handle = append(handle, key, value)
+    assert lies(handle) == place
+    if layout == "paged":
+        other = handle.fork([0, 1])
+        assert lies(other) == place, "of the prompt"
+        handle.free()
+        handle = append(other, key, value)
+        assert lies(handle) == place
     handle.free()
