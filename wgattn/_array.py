@@ -82,11 +82,11 @@ class Array:
         value = self._step.values[self._result]
         if isinstance(self._step.operation, Argument):
             return f"Array({describe(self._aval)}, traced {self._step.operation.path})"
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and (value.ndim < 3 or value.size <= 20):
             text = np.array2string(value, separator=", ", threshold=20, edgeitems=2, prefix="Array(")
             return f"Array({text}, dtype={self.dtype.name})"
-        state = "donated" if isinstance(value, Dead) else "on the device" if isinstance(value, Stored) else "recorded"
-        return f"Array({describe(self._aval)}, {state})"
+        states = {Dead: "donated", Stored: "on the device", np.ndarray: "on the host"}
+        return f"Array({describe(self._aval)}, {states.get(type(value), 'recorded')})"
 
     def __len__(self) -> int:
         if not self.shape:

@@ -130,6 +130,8 @@ def test_repr_forces_nothing():
     assert repr(x) == "Array([[1., 1., 1.],\n       [1., 1., 1.]], dtype=float32)"
     assert repr(x + 1) == "Array(f32[2,3], recorded)"
     assert repr(wa.asarray(2)) == "Array(2, dtype=int32)"
+    assert repr(wa.asarray(np.arange(99))) == "Array([ 0,  1, ..., 97, 98], dtype=int32)"
+    assert repr(wa.asarray(np.ones((2, 8, 8, 64), np.float16))) == "Array(f16[2,8,8,64], on the host)"
 
 
 def test_facts_of_an_array():
