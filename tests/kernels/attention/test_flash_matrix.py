@@ -10,9 +10,7 @@ from tests.kernels.attention.problems import CALLS, DISCRETE, MATRICES, problem_
 from tests.kernels.attention.run_attention import reference, run
 from tests.kernels.attention.test_families import OPTIONS, compare, inputs, options_of
 from tests.tolerance import check
-from wgattn import _runtime
 from wgattn._dtypes import bfloat16, float16, float32
-from wgattn._kernels import matrices
 from wgattn._kernels.attention import flash_matrix, launches
 from wgattn._kernels.attention.flash_matrix import Tile
 from wgattn._runtime.profile import DeviceProfile
@@ -26,14 +24,9 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def here(poisoned: None) -> DeviceProfile:
-    """This device's profile as a GPU's, with its matrix units; where it has none it says so, and they are emulated."""
-    profile = replace(_runtime.current_profile(), kind="discrete", tuned=(("workgroups", 1),))
-    support = matrices.supports_matrices(profile)
-    if support:
-        return profile
-    assert "matri" in support.reason or "lanes" in support.reason
-    return replace(profile, matrix=(matrices.EMULATED,))
+def here(here: DeviceProfile) -> DeviceProfile:
+    """With one workgroup that fills it, so that keys are split where a test says so."""
+    return replace(here, tuned=(("workgroups", 1),))
 
 
 def half(**sizes: int) -> tuple[np.ndarray, ...]:

@@ -12,9 +12,7 @@ from tests.kernels.attention.problems import DISCRETE, MATRICES
 from tests.kernels.attention.run_attention import weak
 from tests.kernels.attention.test_families import OPTIONS, options_of
 from tests.tolerance import check
-from wgattn import _runtime
 from wgattn._dtypes import bfloat16, float16, float32
-from wgattn._kernels import matrices
 from wgattn._kernels.attention.backward import matrix
 from wgattn._kernels.attention.backward.choose import choose_backward
 from wgattn._kernels.attention.backward.matrix import Tile
@@ -36,17 +34,6 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.node.get_closest_marker("device") is not None:
         tiles = (getattr(request, "param", SMALL),)
         monkeypatch.setattr(matrix, "TILES", {"query": tiles, "key_value": tiles})
-
-
-@pytest.fixture
-def here(poisoned: None) -> DeviceProfile:
-    """This device's profile as a GPU's, with its matrix units; where it has none it says so, and they are emulated."""
-    profile = replace(_runtime.current_profile(), kind="discrete")
-    support = matrices.supports_matrices(profile)
-    if support:
-        return profile
-    assert "matri" in support.reason or "lanes" in support.reason
-    return replace(profile, matrix=(matrices.EMULATED,))
 
 
 def half(**sizes: int) -> tuple[np.ndarray, ...]:
