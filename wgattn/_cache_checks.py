@@ -17,7 +17,7 @@ def check_counts(tokens: int, counts: np.ndarray) -> None:
 
 
 def check_appended(tokens: int, limit: int, lengths: np.ndarray, counts: np.ndarray | None = None) -> None:
-    if counts is None and int(lengths.max(initial=0)) + tokens <= limit:
+    if counts is None and max(lengths.tolist(), default=0) + tokens <= limit:
         return
     check_capacity(np.full(len(lengths), tokens) if counts is None else counts, limit, lengths)
 

@@ -112,10 +112,7 @@ def join(steps: Iterable[Step]) -> None:
 
 def leaf(value: Value, aval: Aval, host: np.ndarray | None = None) -> Step:
     """A step that is a value; `host` is the same where the host knows what lies on the device."""
-    step = Step(None, (), (aval,), [value])
-    if host is not None:
-        step.known[0] = host
-    return step
+    return Step(None, (), (aval,), [value], known={} if host is None else {0: host})
 
 
 def record(operation: object, parents: Sequence[tuple[Step, int]], avals: tuple[Aval, ...] | None = None) -> Step:

@@ -127,9 +127,7 @@ def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], val
         inputs += [_run.stored(step, result) for step, result in traced.captured]
         free = _give_up(arrays, inputs, donated, name, traced) if donated else frozenset()
         results = traced.run(inputs, free, validate or _run.validating())
-        computed = [
-            of(leaf(stored, aval, host)) for stored, aval, host in zip(results, traced.avals, hosts, strict=True)
-        ]
+        computed = list(map(of, map(leaf, results, traced.avals, hosts)))
     leaves = [
         x if kind == "value" else computed[x] if kind == "computed" else _kept(arrays[x]) for kind, x in traced.sources
     ]

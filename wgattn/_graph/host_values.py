@@ -24,6 +24,7 @@ from .operations import (
     Transpose,
 )
 
+FEW = 64  # elements
 LARGEST = 1 << 18  # elements: a page table of 64 sequences with 4,096 pages each
 _COMPUTED = (
     Constant, Elementwise, Reshape, Transpose, Slice, BroadcastTo, Repeat, Cast, Pad, Concatenate, CacheMove, Copy
@@ -72,6 +73,9 @@ def _lengths(append: CacheAppend, avals: Sequence[Aval]) -> Callable[..., np.nda
         capacity *= given["pages"].shape[1]
 
     def after(lengths: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+        if counts is None and lengths.size <= FEW:  # Python's numbers are quicker
+            now = [max(n, 0) + tokens for n in lengths.tolist()]
+            return np.array(now if append.ring is not None else [min(n, capacity) for n in now], np.int32)
         found = np.maximum(lengths, 0)
         found += tokens if counts is None else counts.clip(0, tokens)
         return found if append.ring is not None else np.minimum(found, capacity, out=found)

@@ -45,7 +45,8 @@ class BoundProgram:
         given = {*program.inputs, *(slot for slot, _ in program.constants)}
         made = [slot for slot in range(len(program.slots)) if slot not in given]
         # outputs first: the pool gives back what came last, so scratch is the same each run and bind groups are found
-        self._made = sorted(made, key=lambda slot: slot not in program.outputs)
+        made = sorted(made, key=lambda slot: slot not in program.outputs)
+        self._made = [(slot, _least(program.slots[slot])) for slot in made]
         self._wanted = [_least(program.slots[slot]) for slot in program.inputs]
         self._groups: dict[tuple[int, ...], tuple[list[Any], list[Any]]] = {}
 
@@ -119,7 +120,7 @@ class BoundProgram:
         """Bytes of the program's inputs, outputs, constants, parameters, scratch buffers and scratch textures."""
         program = self.program
         constants = {slot for slot, _ in program.constants}
-        scratch = [s for s in self._made if s not in program.outputs]
+        scratch = [s for s, _ in self._made if s not in program.outputs]
         return {
             "inputs": sum(self._bytes(s) for s in program.inputs),
             "outputs": sum(self._bytes(s) for s in program.outputs if s not in program.inputs),
@@ -163,12 +164,8 @@ class BoundProgram:
             held[slot] = given
         for slot, constant in self._constants:
             held[slot] = constant
-        for slot in self._made:
-            made = program.slots[slot]
-            if isinstance(made, BufferSlot):
-                held[slot] = device.empty(made.nbytes)
-            else:
-                held[slot] = device.texture(made.width, made.height, made.format)
+        for slot, made in self._made:
+            held[slot] = device.empty(made) if isinstance(made, int) else device.texture(*made)
         return held
 
     def _bound(self, held: Sequence[Buffer | Texture | None]) -> tuple[list[Any], list[Any]]:
