@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from wgattn._kernels.attention import merge
 from wgattn._kernels.attention.boxes import Box, Span, cut_to_limits, whole
-from wgattn._kernels.attention.inputs import bindings, gather_rows, resources_and_values
+from wgattn._kernels.attention.inputs import Rows, bindings, gather_rows, resources_and_values
 from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.attention.textures import Filled, Textures
 from wgattn._kernels.kernel import (
@@ -105,27 +105,15 @@ def plan_buffers(
     partial = splits > 1 or len(key_spans) > 1 or crowded
     variant = variant_of(partial)
     rows = gather_rows(problem, operands, operands["query"].shape[0] * operands["query"].shape[1])
+    work = _Work(problem, call, operands, profile, rows, textures)
     parts = _parts_of(key_spans, splits)
-
-    def launch(here: Box, part: _Parts, filled: Filled) -> Launch:
-        read_elsewhere = () if textures is None else textures.names
-        resources, values = resources_and_values(
-            problem, call, operands, here, rows, limits.offset_alignment, read_elsewhere
-        )
-        return Launch(
-            variant,
-            _bound(variant, {**resources, **filled.resources}),
-            variant.parameters.pack(**{**values, **filled.values, **part.values}),
-            fold_workgroups(workgroups_of(here) * part.count, limits.workgroups_per_dimension),
-        )
-
     steps: list[Launch | Copy | CopyToTexture] = list(rows.steps)
     scratch: dict[str, Scratch | Texture] = dict(rows.scratch)
     for box in boxes:
         for part in parts:
             here = replace(box, s=part.keys)
-            filled = NOTHING_FILLED if textures is None else textures.fill(here, rows, scratch)
-            steps += (*filled.steps, launch(here, part, filled))
+            filled = work.fill(here, scratch)
+            steps += (*filled.steps, work.launch(variant, here, part, filled, workgroups_of(here) * part.count))
             scratch |= filled.scratch
         if partial:
             steps.append(merge.launch(problem, call, operands, rows, box, _count(parts), profile))
@@ -148,6 +136,35 @@ class _Parts:
     def values(self) -> dict[str, int]:
         """What the shader is told."""
         return {"parts": self.count, "part_first": self.first, "part_keys": self.part_keys}
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the launches of one call share."""
+
+    problem: AttentionProblem
+    call: Call
+    operands: Mapping[str, Operand]
+    profile: DeviceProfile
+    rows: Rows
+    textures: Textures | None
+
+    def fill(self, here: Box, known: Mapping[str, Scratch | Texture]) -> Filled:
+        """What a box has in textures, and the steps that bring it there; `known` are those of other boxes."""
+        return NOTHING_FILLED if self.textures is None else self.textures.fill(here, self.rows, known)
+
+    def launch(self, variant: Variant, here: Box, part: _Parts, filled: Filled, workgroups: int) -> Launch:
+        limits = self.profile.limits
+        resources, values = resources_and_values(
+            self.problem, self.call, self.operands, here, self.rows, limits.offset_alignment,
+            () if self.textures is None else self.textures.names,
+        )  # fmt: skip
+        return Launch(
+            variant,
+            _bound(variant, {**resources, **filled.resources}),
+            variant.parameters.pack(**{**values, **filled.values, **part.values}),
+            fold_workgroups(workgroups, limits.workgroups_per_dimension),
+        )
 
 
 def _parts_of(spans: Sequence[Span], splits: int) -> tuple[_Parts, ...]:
