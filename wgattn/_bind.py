@@ -48,8 +48,10 @@ def bind(query: Any, key: Any, value: Any) -> BoundCall:
     for name, x in given.items():
         letters = "BTNH or TNH" if name == "query" else "BSKH or SKH"
         if x.ndim not in (3, 4):
-            axis = f": {name}[:, None] gives it an axis of one head" if x.ndim == 2 else ""
-            raise ValueError(f"{name} must have 3 or 4 axes, {letters}; got shape {x.shape}{axis}")
+            hint = f": {name}[:, None] gives it an axis of one head" if x.ndim == 2 else ""
+            if x.ndim > 4:
+                hint = f": {name}.reshape(-1, *{name}.shape[-3:]) has one batch axis"
+            raise ValueError(f"{name} must have 3 or 4 axes, {letters}; got shape {x.shape}{hint}")
     dtype = given["query"].dtype
     for name, x in given.items():
         if x.dtype not in FLOATS:

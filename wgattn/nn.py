@@ -220,7 +220,9 @@ def cached_attention(
         (2, 5, 8, 32)
     """
     if not isinstance(cache, KVCache):
-        raise TypeError(f"cache is a wgattn.KVCache; got {type(cache).__name__}: make one with wgattn.KVCache.create")
+        handle = type(cache).__name__ == "CacheHandle"  # of wgattn.jax, which is not loaded for this
+        hint = "wgattn.jax.cached_attention takes that" if handle else "make one with wgattn.KVCache.create"
+        raise TypeError(f"cache is a wgattn.KVCache; got {type(cache).__name__}: {hint}")
     call = bind_cached(query, cache)
     if cache.form.ring is not None:
         check_ring(cache, call.T, bias, mask)

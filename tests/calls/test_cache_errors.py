@@ -206,6 +206,9 @@ def test_queries_that_do_not_fit():
         nn.cached_attention(rows(2, 1, 8, 8).astype(np.int32), cache())
     with pytest.raises(TypeError, match=r"cache is a wgattn.KVCache; got ndarray: make one with"):
         nn.cached_attention(rows(2, 1, 8, 8), rows(2, 16, 4, 8))  # pyright: ignore[reportArgumentType]
+    handle = type("CacheHandle", (), {})()
+    with pytest.raises(TypeError, match=r"got CacheHandle: wgattn.jax.cached_attention takes that"):
+        nn.cached_attention(rows(2, 1, 8, 8), handle)
     with pytest.raises(ValueError, match=r"bias \(2, 1, 1, 12\) must broadcast to \(B, N, T, S\) = \(2, 8, 1, 16\)"):
         nn.cached_attention(rows(2, 1, 8, 8), cache(), bias=rows(2, 1, 1, 12))
     with pytest.raises(ValueError, match="residual_dtype is given without return_residual=True"):

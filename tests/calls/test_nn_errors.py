@@ -55,7 +55,10 @@ Q, K, V = ones(2, 5, 8, 16), ones(2, 7, 2, 16), ones(2, 7, 2, 24)
         ((Q, K, ones(2, 2, 7, 16)), "It looks like BNTH: use value.swapaxes(1, 2)"),
         ((Q, K, ones(2, 7, 2, 0)), "H and Hv must be at least 1; got 16 and 0."),
         ((ones(5, 16), K, V), "query must have 3 or 4 axes, BTNH or TNH; got shape (5, 16): query[:, None]"),
-        ((Q, ones(1, 2, 7, 2, 16), V), "key must have 3 or 4 axes, BSKH or SKH; got shape (1, 2, 7, 2, 16)"),
+        (
+            (Q, ones(1, 2, 7, 2, 16), V),
+            "key must have 3 or 4 axes, BSKH or SKH; got shape (1, 2, 7, 2, 16): key.reshape(-1, *key.shape[-3:])",
+        ),
     ],
 )
 def test_shapes(operands: tuple[Any, Any, Any], text: str):
