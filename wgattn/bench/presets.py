@@ -48,7 +48,7 @@ def single(command: Command, workload: Workload, plain: bool) -> tuple[Case, ...
     if command == "decode" and workload.T != 1:
         raise ValueError(f"decode is timed with one query a sequence, T = 1; got T = {workload.T}: see bench forward")
     beside = (("wgattn plain", replace(workload, implementation="plain")),) if plain else ()
-    return (Case(command, "given", workload, beside),)
+    return (Case(command, f"{command}, as given", workload, beside),)
 
 
 def _forward(preset: Preset) -> tuple[Case, ...]:
