@@ -101,7 +101,8 @@ fn encode(value: {{ register(dtype) }}) -> u32 {
 }
 {% endmacro %}
 
-{# How a value of one register type becomes an element of `dtype`: floats are clamped to an integer's range, integers wrap. #}
+{# How a value of one register type becomes an element of `dtype`: floats are clamped to an integer's range, integers
+   wrap. #}
 {% macro cast(name, source, dtype) %}
 fn {{ name }}(value: {{ source }}) -> {{ register(dtype) }} {
 %% if source == register(dtype)

@@ -1,5 +1,5 @@
-{# Where a workgroup of the decode kernels stands: it serves query heads n_first to n_last of key/value head k, in batch entry b,
-   over one part of the keys. Statements of their entry point. #}
+{# Where a workgroup of the decode kernels stands: it serves query heads n_first to n_last of key/value head k, in batch
+   entry b, over one part of the keys. Statements of their entry point. #}
     // Key/value heads lie closest, since their rows do.
     let head_blocks = (parameters.G + HEADS - 1u) / HEADS;
     var index = folded_index(workgroup, workgroups);

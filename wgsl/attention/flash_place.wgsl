@@ -1,5 +1,5 @@
-{# Where a workgroup of the flash kernels stands: it serves rows t_first to t_last of query heads n_first to n_last, which read
-   key/value head k, in batch entry b, over one part of the keys. Statements of their entry point. #}
+{# Where a workgroup of the flash kernels stands: it serves rows t_first to t_last of query heads n_first to n_last,
+   which read key/value head k, in batch entry b, over one part of the keys. Statements of their entry point. #}
     // Heads lie closest, so that workgroups of one key/value head run together; blocks of rows furthest.
     let blocks = (parameters.T + TILE_T - 1u) / TILE_T;
     var index = folded_index(workgroup, workgroups);

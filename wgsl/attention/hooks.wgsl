@@ -1,7 +1,7 @@
-{# What every attention kernel shares: where rows lie (operand_rows.wgsl), which keys a row keeps (key_ranges.wgsl), what a
-   logit is, how a row ends (row_ends.wgsl).
-   Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM, PARTIAL, NATURAL. Operands that are textures, or
-   not bound at all, are named in UNBUFFERED; "segments" in it says that the kernel compares the ids by itself. #}
+{# What every attention kernel shares: where rows lie (operand_rows.wgsl), which keys a row keeps (key_ranges.wgsl),
+   what a logit is, how a row ends (row_ends.wgsl). Included after the prelude; needs `problem`, HEAD_DIM, VALUE_DIM,
+   PARTIAL, NATURAL. Operands that are textures, or not bound at all, are named in UNBUFFERED; "segments" in it says
+   that the kernel compares the ids by itself. #}
 {% import "shared/ring.wgsl" as ring %}
 {% include "shared/bases.wgsl" %}
 // A logit that no kept key has: kept logits are never below LOWEST_KEPT, so nothing here depends on infinities.
@@ -130,7 +130,8 @@ fn capped(product: f32) -> f32 {
 {% set bias_given, mask_given = has_bias and not bias_read, has_mask and not mask_read %}
 {% set dense_types = (", bias_value: f32" if bias_given else "") ~ (", mask_value: bool" if mask_given else "") %}
 {% set dense_values = (", bias_value" if bias_given else "") ~ (", mask_value" if mask_given else "") %}
-// The logit of key s for row t from the scaled product q · k: softcap, bias, masks, in that order. MASKED where the key is not kept.
+// The logit of key s for row t from the scaled product q · k: softcap, bias, masks, in that order. MASKED where the key
+// is not kept.
 fn logit(product: f32, b: u32, n: u32, t: u32, s: u32, kept: Kept{{ dense_types }}) -> f32 {
 %% if problem.paged
     if (!key_there(b, s)) {

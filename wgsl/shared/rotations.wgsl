@@ -21,8 +21,8 @@ fn turned(a: vec2f, b: vec2f) -> vec2f {
 }
 {% endmacro %}
 
-{# Elements 4 · chunk to 4 · chunk + 3 of a row at a position. `rope`: how pairs lie, as in AttentionProblem; `row_type`:
-   what says where a row lies. #}
+{# Elements 4 · chunk to 4 · chunk + 3 of a row at a position. `rope`: how pairs lie, as in AttentionProblem;
+   `row_type`: what says where a row lies. #}
 {% macro rotated_reader(name, rope, row_type="u32") -%}
 fn load_{{ name }}_rotated(row: {{ row_type }}, chunk: u32, position: i32) -> vec4f {
     let plain = load_{{ name }}(row, chunk);

@@ -1,4 +1,5 @@
-{# What the backward kernels share beside the hooks: grad_out's rows, a row's statistics, the weight of a query and a key and its gradient. #}
+{# What the backward kernels share beside the hooks: grad_out's rows, a row's statistics, the weight of a query and a
+   key and its gradient. #}
 {% import "shared/elements.wgsl" as elements %}
 %% if "grad_out" in BOUND
 %% if out_name not in names_16_bit and out_name != "f32"

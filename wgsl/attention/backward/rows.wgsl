@@ -18,7 +18,8 @@
 %% endif
 {{ elements.row_writer("destination", destination_name, destination_quads, "parameters.width") }}
 
-// Rows of heads from one array to another: rotated (back again where `way` is -1), scaled and cast. A thread owns four elements.
+// Rows of heads from one array to another: rotated (back again where `way` is -1), scaled and cast. A thread owns four
+// elements.
 
 @compute @workgroup_size(WORKGROUP)
 fn rows_of_heads(

@@ -7,14 +7,15 @@
 %% if BY == "query"
 // Its own are query rows of one head, q and grad_out; K and V stream by. It adds up the query's gradient, unscaled.
 %% else
-// Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the key's and value's
-// gradients, the key's unscaled.
+// Its own are keys of one key/value head, K and V; q and grad_out of all heads of the group stream by. It adds up the
+// key's and value's gradients, the key's unscaled.
 %% endif
-// Threads stand ACROSS × DOWN. Each has ROWS × ITEMS pairs of own and streamed rows, quads of own rows that are DOWN apart and quads of
-// streamed ones that are ACROSS apart, and of its own rows every ACROSS-th quad of the sums. What threads share is float32 in workgroup
-// memory, little at a time, so that several workgroups find room: first a few dims of both sides, turned, a dim a line, of which a thread
-// reads ROWS + ITEMS numbers for ROWS · ITEMS products; then what own rows multiply streamed ones by, turned too, and the streamed rows.
-// In turned lines quad q lies at q ^ (line / 4 & mask): then neither writes nor reads meet many bank conflicts.
+// Threads stand ACROSS × DOWN. Each has ROWS × ITEMS pairs of own and streamed rows, quads of own rows that are DOWN
+// apart and quads of streamed ones that are ACROSS apart, and of its own rows every ACROSS-th quad of the sums. What
+// threads share is float32 in workgroup memory, little at a time, so that several workgroups find room: first a few
+// dims of both sides, turned, a dim a line, of which a thread reads ROWS + ITEMS numbers for ROWS · ITEMS products;
+// then what own rows multiply streamed ones by, turned too, and the streamed rows. In turned lines quad q lies at
+// q ^ (line / 4 & mask): then neither writes nor reads meet many bank conflicts.
 {% set by_query = BY == "query" %}
 {% set row_quads = range(ROWS // 4) %}
 {% set xyzw = "xyzw" %}
@@ -81,7 +82,8 @@ fn tiled(
     if (index >= blocks) {
         return;
     }
-    // Neighbours read the same streamed rows, and the next but one the same own ones: 16 bytes a thread are then read half a subgroup at once.
+    // Neighbours read the same streamed rows, and the next but one the same own ones: 16 bytes a thread are then read
+    // half a subgroup at once.
     let across = thread / 2u % ACROSS;
     let down = thread / (2u * ACROSS) * 2u + thread % 2u;
     let scale = query_scale(b);
