@@ -59,6 +59,13 @@ fn multiply_add(left: LeftMatrix, right: RightMatrix, sum: ResultMatrix) -> Resu
 %% for array in lefts
 fn left_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> LeftMatrix {
     var made: LeftMatrix;
+    if (by_column) {
+        let row = matrix_lane % 16u;
+%% for k in range(16)
+        made.row[{{ k }}] = unpack2x16float({{ array }}[at + {{ k }}u * pitch + row / 8u][row / 2u % 4u])[row % 2u];
+%% endfor
+        return made;
+    }
     let first = at + matrix_lane % 16u * pitch;
 %% for k in range(0, 16, 2)
     let pair_{{ k }} = unpack2x16float({{ array }}[first + {{ k // 8 }}u][{{ k // 2 % 4 }}]);

@@ -14,9 +14,9 @@
 %% endif
 // "Head" rows have head_dim elements (q or K), "value" rows value_dim (grad_out or V). A subgroup owns BLOCKS blocks of
 // 16 rows and multiplies what streams by with them: scores, and gradients by weights. No lane sees a matrix's elements:
-// both go through workgroup memory, where lane l has row l % 16, and of each 16 streamed rows the eight of its half.
+// both go through workgroup memory, where lane l has query row l % 16 of 16, and of each 16 keys the eight of its half.
 // There they become weights and gradients by scores, in float16, and are multiplied with the streamed rows once more.
-// Pitches are odd, and scores are made as transposes that are stored by columns, so that lanes meet no bank conflict.
+// Pitches are odd, and a matrix of scores has a key a row and is stored by columns: lanes meet no bank conflict.
 // Weights are WEIGHT_SIZE times as large, so that those of long rows stay normal float16. Gradients by scores have a
 // factor by the largest that they can be, in the sweep by query each row by its own grad_out: it may be of any size.
 {% set blocks = range(BLOCKS) %}
@@ -24,12 +24,129 @@
 {% set head_steps = range(HEAD_STEPS) %}
 {# Of grad_out and V no sum is made by query. #}
 {% set value_steps = range(VALUE_STEPS) if BY == "key_value" else () %}
+{# By query each row has a factor of its own. #}
+{% macro factor(r) %}{{ "factor_%d" % r if BY == "query" else "factor" }}{% endmacro %}
 {# What orders the lanes' writes before their reads. Lanes of a subgroup go through the same code together. #}
 {% macro settle() %}{{ "workgroupBarrier();" if EMULATED }}{% endmacro %}
 {# The same number of the lane that has the other half of a row. #}
 {% macro other_half(value) %}{{ "other_half(thread, " ~ value ~ ")" if EMULATED else "subgroupShuffleXor(" ~ value ~ ", 16u)" }}{% endmacro %}
+{# Logits that are scaled products: a tile that every own row keeps is not masked. And where ranges say which keys a row
+   keeps, other tiles are masked after the same arithmetic. #}
+{% set unbent = problem.bias is none and not problem.mask and not problem.softcap %}
+{% set ranged = unbent and not problem.segments and not problem.ring and not problem.paged %}
 {# Whether rows of a tile have any pairs with the subgroup's own. #}
 {% macro own(tile) %}{{ "true" if EMULATED else "%s < own_span.y && %s + STREAM > own_span.x" % (tile, tile) }}{% endmacro %}
+
+{# Matrices through workgroup memory, into the words `first` of rows, and back as eight numbers a lane. #}
+{% macro exchanged(name, lane, first, factor="") %}
+%% for r in blocks
+%% for t in columns
+            {{ settle() }}
+            {{ matrices.store("exchange", "exchange_at + %du" % first, "SCORE_PITCH", "%s_%d_%d" % (name, r, t), "col_major") }};
+            {{ settle() }}
+%% for i in range(2)
+            var {{ lane }}_{{ r }}_{{ t }}_{{ i }} = {{ factor }}bitcast<vec4f>(exchange[own_scores + {{ first + i }}u]);
+%% endfor
+%% endfor
+%% endfor
+{% endmacro %}
+
+{# Numbers of lanes as float16 into the words `first` of their rows, and back as matrices. #}
+{% macro factors(lane, name, first) %}
+%% for r in blocks
+            {{ settle() }}
+%% for t in columns
+            exchange[own_factors + {{ first + 2 * t }}u] = eight({{ lane }}_{{ r }}_{{ t }}_0, {{ lane }}_{{ r }}_{{ t }}_1);
+%% endfor
+            {{ settle() }}
+%% for t in columns
+            let {{ name }}_{{ r }}_{{ t }} = {{ matrices.load("left", "exchange", "exchange_at + %du" % (first + 2 * t), "SCORE_PITCH", "row_major" if BY == "query" else "col_major") }};
+%% endfor
+%% endfor
+{% endmacro %}
+
+{# Pairs that are not kept get `to`. #}
+{% macro masked(lane, to, when) %}
+            {{ when }}{
+%% for r in blocks
+%% for t in columns
+%% for i in range(2)
+                {{ lane }}_{{ r }}_{{ t }}_{{ i }} = select(vec4f({{ to }}), {{ lane }}_{{ r }}_{{ t }}_{{ i }}, paired({{ "tile + %du" % (16 * t + 4 * i) if BY == "query" else "from_own + %du" % (16 * r + 4 * i) }} + 8u * half, {{ "tile_end, kept_%d" % r if BY == "query" else "pair_end_%d, kept_%d" % (t, t) }}));
+%% endfor
+%% endfor
+%% endfor
+            }
+{% endmacro %}
+
+{# A step where logits are scaled products; `when` says when pairs are masked. Each way through workgroup memory goes beside
+   products that do not wait for it. #}
+{% macro swift(when=none) %}
+            {{ tiles.products("score", "head", HEAD_STEPS, "HEAD_PITCH") }}
+            {{ tiles.products("gradient", "value", VALUE_STEPS, "VALUE_PITCH") }}
+            {{ exchanged("score", "p", 0, "scale * ") }}
+            {{ exchanged("gradient", "d", 4) }}
+            {{ masked("p", "MASKED", when) if when is not none }}
+%% for r in blocks
+%% for t in columns
+%% for i in range(2)
+            p_{{ r }}_{{ t }}_{{ i }} = exp2(p_{{ r }}_{{ t }}_{{ i }} - {{ "top_%d" % (r if BY == "query" else t) }});
+%% endfor
+%% endfor
+%% endfor
+            {{ factors("p", "weight", 0) if BY == "key_value" }}
+            {{ tiles.add_products("value_sum", "weight", "value_tile", value_steps, "VALUE_PITCH") }}
+            {{ masked("d", "", when) if when is not none }}
+%% for r in blocks
+%% for t in columns
+%% for i in range(2)
+            d_{{ r }}_{{ t }}_{{ i }} = p_{{ r }}_{{ t }}_{{ i }} * ({{ factor(r) }} * d_{{ r }}_{{ t }}_{{ i }} - {{ "delta_%d" % (r if BY == "query" else t) }});
+%% endfor
+%% endfor
+%% endfor
+            {{ factors("d", "by_score", 4) }}
+            {{ tiles.add_products("head_sum", "by_score", "head_tile", head_steps, "HEAD_PITCH") }}
+{% endmacro %}
+
+{# Any step: a pair after another, in place, since a lane reads and writes its own elements alone. #}
+{% macro careful() %}
+            {{ tiles.products("score", "head", HEAD_STEPS, "HEAD_PITCH") }}
+            {{ tiles.products("gradient", "value", VALUE_STEPS, "VALUE_PITCH") }}
+%% for r in blocks
+%% for t in columns
+            {{ settle() }}
+            {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "score_%d_%d" % (r, t), "col_major") }};
+            {{ matrices.store("exchange", "exchange_at + 4u", "SCORE_PITCH", "gradient_%d_%d" % (r, t), "col_major") }};
+            {{ settle() }}
+            for (var i = 0u; i < 8u; i++) {
+                let at = own_scores + i / 4u;
+                let product = bitcast<f32>(exchange[at][i % 4u]);
+                let by_weight = bitcast<f32>(exchange[at + 4u][i % 4u]);
+                var share = Share(0.0, 0.0, 0.0);
+%% if BY == "query"
+                let s = tile + {{ 16 * t }}u + 8u * half + i;
+                if (s < tile_end && there_{{ r }}) {
+                    share = share_of(product, by_weight, b, n, t_{{ r }}, s, kept_{{ r }}, statistics_{{ r }});
+                }
+%% else
+                let s = from_own + {{ 16 * r }}u + 8u * half + i;
+                if (s < pair_end_{{ t }}) {
+                    share = share_of(product, by_weight, b, n, t_{{ t }}, s, kept_{{ t }}, statistics_{{ t }});
+                }
+%% endif
+                exchange[at][i % 4u] = bitcast<u32>(WEIGHT_SIZE * share.weight);
+                exchange[at + 4u][i % 4u] = bitcast<u32>(WEIGHT_SIZE * {{ factor(r) }} * share.score);
+            }
+%% for i in range(2)
+            let p_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ i }}u]);
+            let d_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ 4 + i }}u]);
+%% endfor
+%% endfor
+%% endfor
+            {{ factors("p", "weight", 0) if BY == "key_value" }}
+            {{ factors("d", "by_score", 4) }}
+            {{ tiles.add_products("head_sum", "by_score", "head_tile", head_steps, "HEAD_PITCH") }}
+            {{ tiles.add_products("value_sum", "weight", "value_tile", value_steps, "VALUE_PITCH") }}
+{% endmacro %}
 
 const WEIGHT_SIZE: f32 = 16384.0;
 const WEIGHT_BITS: f32 = 14.0;
@@ -47,7 +164,7 @@ var<workgroup> value_tile: array<vec4u, STAGED * VALUE_PITCH>;
 var<workgroup> exchange: array<vec4u, SUBGROUPS * EXCHANGE>;
 %% if BY == "key_value"
 // STAGED · 8 bytes: the residuals of streamed rows, then their deltas
-var<workgroup> streamed_statistics: array<vec4f, STAGED / 2u>;
+var<workgroup> streamed_statistics: array<vec2f, STAGED>;
 %% endif
 %% if EMULATED
 // WORKGROUP · 4 bytes
@@ -83,14 +200,17 @@ fn eight(a: vec4f, b: vec4f) -> vec4u {
 }
 
 {{ tiles.comparing() }}
-fn weights_of(x: vec4f, top: vec4f) -> vec4f {
-%% if NATURAL
-    return WEIGHT_SIZE * exp2((x - top) * LOG2_E);
-%% else
-    return exp2(x - (top - WEIGHT_BITS));
-%% endif
+%% if ranged
+// Which of four keys from `first` on a row keeps.
+fn paired(first: u32, end: u32, kept: Kept) -> vec4<bool> {
+    var made = vec4<bool>();
+%% for i in range(4)
+    made[{{ i }}] = first + {{ i }}u < end && in_range(kept, i32(first + {{ i }}u));
+%% endfor
+    return made;
 }
 
+%% endif
 %% if not DIRECT
 // Where the sums of an own row start.
 fn sums_row(row: u32, b: u32, head: u32) -> u32 {
@@ -131,7 +251,7 @@ fn matrix(
     let half = thread % 32u / 16u;
     let exchange_at = subgroup * EXCHANGE;
     let own_scores = exchange_at + row * SCORE_PITCH + 2u * half;
-    let own_factors = exchange_at + row * FACTOR_PITCH + half;
+    let own_factors = exchange_at + row * SCORE_PITCH + half;
 %% if EMULATED
     matrix_lane = thread % 32u;
 %% endif
@@ -167,6 +287,10 @@ fn matrix(
     for (var part = 0u; part < LARGEST_PARTS; part++) {
         largest = max(largest, vec2u(rows[largest_at + 2u * part], rows[largest_at + 2u * part + 1u]));
     }
+%% if BY == "key_value"
+    // Of a row's delta every key has a share, so that its own V says nothing.
+    let factor = factor_for(bitcast<f32>(largest.y), bitcast<f32>(largest.x));
+%% endif
 %% for r in blocks
     let own_{{ r }} = from_own + {{ 16 * r }}u + row;
     let there_{{ r }} = own_{{ r }} < own_end;
@@ -174,15 +298,12 @@ fn matrix(
     let t_{{ r }} = min(own_{{ r }}, last_own);
     let statistics_{{ r }} = statistics_of(b, t_{{ r }}, n);
     let kept_{{ r }} = kept_keys(b, t_{{ r }});
-%% else
-    let s_{{ r }} = min(own_{{ r }}, last_own);
 %% endif
 %% if BY == "query"
     {{ tiles.find_largest(r, other_half) }}
     let factor_{{ r }} = factor_for(largest_{{ r }}, bitcast<f32>(largest.x));
-%% else
-    // Of a row's delta every key has a share, so that its own V says nothing.
-    let factor_{{ r }} = factor_for(bitcast<f32>(largest.y), bitcast<f32>(largest.x));
+    let top_{{ r }} = statistics_{{ r }}.top - WEIGHT_BITS;
+    let delta_{{ r }} = factor_{{ r }} * statistics_{{ r }}.delta;
 %% endif
 %% for c in head_steps
     var head_sum_{{ r }}_{{ c }} = {{ matrices.zero() }};
@@ -233,7 +354,21 @@ fn matrix(
                 continue;
             }
             let tile_end = min(tile + STREAM, span.y);
-%% if problem.bias is none and not problem.mask and not problem.softcap
+%% if BY == "key_value"
+%% for t in columns
+            let t_{{ t }} = min(tile + {{ 16 * t }}u + row, span.y - 1u);
+            let pair_end_{{ t }} = select(0u, own_end, tile + {{ 16 * t }}u + row < tile_end);
+            let kept_{{ t }} = kept_keys(b, t_{{ t }});
+%% if unbent
+            let top_{{ t }} = streamed_statistics[place + {{ 16 * t }}u + row].x;
+            let delta_{{ t }} = streamed_statistics[place + {{ 16 * t }}u + row].y;
+%% endif
+%% if not ranged
+            let statistics_{{ t }} = statistics_of(b, t_{{ t }}, n);
+%% endif
+%% endfor
+%% endif
+%% if unbent and not (EMULATED and not ranged)
             let full = from_own + BLOCKS * 16u == to_own && tile + STREAM <= span.y;
 %% if BY == "query"
             var whole = full && block_keeps(b, from_own, to_own - 1u, tile, tile_end);
@@ -243,71 +378,18 @@ fn matrix(
 %% if problem.segments
             whole = whole && own_ids.x == own_ids.y && here_ids.x == here_ids.y;
 %% endif
-%% else
-            let whole = false;
 %% endif
-            {{ tiles.products("score", "head", HEAD_STEPS, "HEAD_PITCH") }}
-            {{ tiles.products("gradient", "value", VALUE_STEPS, "VALUE_PITCH") }}
-%% for r in blocks
-%% for t in columns
-            {{ settle() }}
-            {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "score_%d_%d" % (r, t), "col_major") }};
-            {{ matrices.store("exchange", "exchange_at + 4u", "SCORE_PITCH", "gradient_%d_%d" % (r, t), "col_major") }};
-            {{ settle() }}
-            if (!whole) {
-                // In place: a lane reads and writes its own elements alone.
-                for (var i = 0u; i < 8u; i++) {
-                    let at = own_scores + i / 4u;
-                    let product = bitcast<f32>(exchange[at][i % 4u]);
-                    let by_weight = bitcast<f32>(exchange[at + 4u][i % 4u]);
-                    let streamed = tile + {{ 16 * t }}u + 8u * half + i;
-                    var share = Share(0.0, 0.0, 0.0);
-%% if BY == "query"
-                    if (streamed < tile_end && there_{{ r }}) {
-                        share = share_of(product, by_weight, b, n, t_{{ r }}, streamed, kept_{{ r }}, statistics_{{ r }});
-                    }
-%% else
-                    if (streamed < tile_end && there_{{ r }}) {
-                        share = share_of(product, by_weight, b, n, streamed, s_{{ r }}, kept_keys(b, streamed), statistics_of(b, streamed, n));
-                    }
-%% endif
-                    exchange[at][i % 4u] = bitcast<u32>(WEIGHT_SIZE * share.weight);
-                    exchange[at + 4u][i % 4u] = bitcast<u32>(WEIGHT_SIZE * share.score);
-                }
-            }
-%% for i in range(2)
-            var p_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ i }}u]);
-            var d_{{ r }}_{{ t }}_{{ i }} = bitcast<vec4f>(exchange[own_scores + {{ 4 + i }}u]);
-%% endfor
+%% if EMULATED
+            {{ swift("if (!whole) ") if ranged else careful() }}
+%% elif unbent
             if (whole) {
-%% for i in range(2)
-%% if BY == "query"
-                p_{{ r }}_{{ t }}_{{ i }} = weights_of(scale * p_{{ r }}_{{ t }}_{{ i }}, vec4f(statistics_{{ r }}.top));
-                d_{{ r }}_{{ t }}_{{ i }} = p_{{ r }}_{{ t }}_{{ i }} * (d_{{ r }}_{{ t }}_{{ i }} - statistics_{{ r }}.delta);
-%% else
-                p_{{ r }}_{{ t }}_{{ i }} = weights_of(scale * p_{{ r }}_{{ t }}_{{ i }}, streamed_statistics[place / 4u + {{ 4 * t + i }}u + 2u * half]);
-                d_{{ r }}_{{ t }}_{{ i }} = p_{{ r }}_{{ t }}_{{ i }} * (d_{{ r }}_{{ t }}_{{ i }} - streamed_statistics[(STAGED + place) / 4u + {{ 4 * t + i }}u + 2u * half]);
-%% endif
-%% endfor
+                {{ swift() }}
+            } else {
+                {{ swift("") if ranged else careful() }}
             }
-%% endfor
-            {{ settle() }}
-%% for t in columns
-            exchange[own_factors + {{ 2 * t }}u] = eight(factor_{{ r }} * d_{{ r }}_{{ t }}_0, factor_{{ r }} * d_{{ r }}_{{ t }}_1);
-%% if BY == "key_value"
-            exchange[own_factors + {{ 2 * (STREAM_BLOCKS + t) }}u] = eight(p_{{ r }}_{{ t }}_0, p_{{ r }}_{{ t }}_1);
+%% else
+            {{ careful() }}
 %% endif
-%% endfor
-            {{ settle() }}
-%% for t in columns
-            let by_score_{{ r }}_{{ t }} = {{ matrices.load("left", "exchange", "exchange_at + %du" % (2 * t), "FACTOR_PITCH") }};
-%% if BY == "key_value"
-            let weight_{{ r }}_{{ t }} = {{ matrices.load("left", "exchange", "exchange_at + %du" % (2 * (STREAM_BLOCKS + t)), "FACTOR_PITCH") }};
-%% endif
-%% endfor
-%% endfor
-            {{ tiles.add_products("head_sum", "by_score", "head_tile", head_steps, "HEAD_PITCH") }}
-            {{ tiles.add_products("value_sum", "weight", "value_tile", value_steps, "VALUE_PITCH") }}
         }
         staged = next;
 %% if BY == "key_value"
@@ -320,7 +402,7 @@ fn matrix(
     let natural = scale{{ " * LN_2" if not NATURAL and not problem.softcap }};
 %% endif
 %% for r in blocks
-%% for name, steps, factor, offset in (("head", head_steps, "1.0 / (WEIGHT_SIZE * factor_%d)" % r, 0), ("value", value_steps, "1.0 / WEIGHT_SIZE", HEAD_CHUNKS))
+%% for name, steps, factor, offset in (("head", head_steps, "1.0 / (WEIGHT_SIZE * %s)" % factor(r), 0), ("value", value_steps, "1.0 / WEIGHT_SIZE", HEAD_CHUNKS))
 %% for c in steps
     {{ settle() }}
     {{ matrices.store("exchange", "exchange_at", "SCORE_PITCH", "%s_sum_%d_%d" % (name, r, c)) }};

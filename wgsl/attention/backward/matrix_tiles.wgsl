@@ -5,6 +5,8 @@
 {% set columns = range(STREAM_BLOCKS) %}
 {% set own_names = ("query", "grad_out") if BY == "query" else ("key", "value") %}
 {% set stream_names = ("key", "value") if BY == "query" else ("query", "grad_out") %}
+{% set own_use, own_order = ("right", "col_major") if BY == "query" else ("left", "row_major") %}
+{% set stream_use, stream_order = ("left", "row_major") if BY == "query" else ("right", "col_major") %}
 {% set own_head = "n" if BY == "query" else "k" %}
 {% set stream_head = "k" if BY == "query" else "n" %}
 
@@ -24,7 +26,7 @@
 %% for side, name, eights, pitch, steps in sides
 %% for r in blocks
 %% for c in range(steps)
-    var own_{{ side }}_{{ r }}_{{ c }} = {{ matrices.type("right") }}();
+    var own_{{ side }}_{{ r }}_{{ c }} = {{ matrices.type(own_use) }}();
 %% endfor
 %% endfor
 %% endfor
@@ -47,7 +49,7 @@
             if (from_row / STAGED == first / STAGED) {
 %% for side, name, eights, pitch, steps in sides
 %% for c in range(steps)
-                own_{{ side }}_{{ r }}_{{ c }} = {{ matrices.load("right", side ~ "_tile", "(from_row - first) * %s + %du" % (pitch, 2 * c), pitch, "col_major") }};
+                own_{{ side }}_{{ r }}_{{ c }} = {{ matrices.load(own_use, side ~ "_tile", "(from_row - first) * %s + %du" % (pitch, 2 * c), pitch, own_order) }};
 %% endfor
 %% endfor
             }
@@ -97,8 +99,7 @@ fn larger(most: u32, words: vec4u) -> u32 {
 %% endfor
 %% endif
 %% if BY == "key_value"
-    var fetched_tops = vec4f();
-    var fetched_deltas = vec4f();
+    var fetched_statistics = vec2f();
 %% endif
 {% endmacro %}
 
@@ -124,14 +125,9 @@ fn larger(most: u32, words: vec4u) -> u32 {
 %% endfor
 %% endif
 %% if BY == "key_value"
-        if (thread < STAGED / 4u) {
-%% for i in range(4)
-            {
-                let statistics = statistics_of(b, min({{ tile }} + 4u * thread + {{ i }}u, span.y - 1u), k * sharing + {{ head }});
-                fetched_tops[{{ i }}] = statistics.top;
-                fetched_deltas[{{ i }}] = statistics.delta;
-            }
-%% endfor
+        if (thread < STAGED) {
+            let statistics = statistics_of(b, min({{ tile }} + thread, span.y - 1u), k * sharing + {{ head }});
+            fetched_statistics = vec2f(statistics.top - WEIGHT_BITS, factor * statistics.delta);
         }
 %% endif
 {% endmacro %}
@@ -161,9 +157,8 @@ fn larger(most: u32, words: vec4u) -> u32 {
 %% endif
 %% endfor
 %% if BY == "key_value"
-        if (thread < STAGED / 4u) {
-            streamed_statistics[thread] = fetched_tops;
-            streamed_statistics[STAGED / 4u + thread] = fetched_deltas;
+        if (thread < STAGED) {
+            streamed_statistics[thread] = fetched_statistics;
         }
 %% endif
 {% endmacro %}
@@ -178,9 +173,10 @@ fn larger(most: u32, words: vec4u) -> u32 {
 %% for c in range(steps)
 %% for t in columns
             {
-                let streamed = {{ matrices.load("left", side ~ "_tile", "(place + %du) * %s + %du" % (16 * t, pitch, 2 * c), pitch) }};
+                let streamed = {{ matrices.load(stream_use, side ~ "_tile", "(place + %du) * %s + %du" % (16 * t, pitch, 2 * c), pitch, stream_order) }};
 %% for r in blocks
-                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("streamed", "own_%s_%d_%d" % (side, r, c), "%s_%d_%d" % (name, r, t)) }};
+{% set own = "own_%s_%d_%d" % (side, r, c) %}
+                {{ name }}_{{ r }}_{{ t }} = {{ matrices.multiply_add("streamed" if BY == "query" else own, own if BY == "query" else "streamed", "%s_%d_%d" % (name, r, t)) }};
 %% endfor
             }
 %% endfor

@@ -27,6 +27,7 @@ name = "backward_matrix"
 MAX_DIM = 128
 SIDE = 16  # rows and columns of a matrix
 SCORE_PITCH = 9  # 16 scores and 16 gradients by weights, as float32, in words of 16 bytes
+EXCHANGE = SIDE * SCORE_PITCH  # words of 16 bytes that a subgroup has for scores, then for weights
 NAMES = ("query", "key", "value", "grad_out")
 
 
@@ -54,25 +55,20 @@ class Tile:
     def threads(self) -> int:
         return self.subgroups * LANES
 
-    def pitches(self, sweep: AttentionProblem, by: str) -> dict[str, int]:
+    def pitches(self, sweep: AttentionProblem) -> dict[str, int]:
         """16 bytes from one row to the next, odd numbers: lanes beside each other meet no bank conflict."""
         return {
             "HEAD_PITCH": sweep.head_dim // 8 + 1,
             "VALUE_PITCH": sweep.value_dim // 8 + 1,
             "SCORE_PITCH": SCORE_PITCH,
-            "FACTOR_PITCH": self.stream // (4 if by == "key_value" else 8) + 1,
         }
-
-    def exchange(self, sweep: AttentionProblem, by: str) -> int:
-        """16 bytes that a subgroup has for scores, then for weights."""
-        return SIDE * max(SCORE_PITCH, self.pitches(sweep, by)["FACTOR_PITCH"])
 
     def workgroup_bytes(self, sweep: AttentionProblem, by: str) -> int:
         """What streams, what subgroups exchange, and the statistics of streamed rows."""
-        pitch = self.pitches(sweep, by)
+        pitch = self.pitches(sweep)
         staged = self.staged * (pitch["HEAD_PITCH"] + pitch["VALUE_PITCH"])
         statistics = self.staged * 8 if by == "key_value" else 0
-        return (staged + self.subgroups * self.exchange(sweep, by)) * 16 + statistics
+        return (staged + self.subgroups * EXCHANGE) * 16 + statistics
 
     def registers(self, sweep: AttentionProblem, by: str) -> int:
         """32-bit registers of a lane that hold matrices: sums, own rows, scores and gradients by weights."""
@@ -83,7 +79,7 @@ class Tile:
 
 # Fastest first.
 TILES = {
-    "query": (Tile(4, 2, 32), Tile(8, 1, 16, 2), Tile(4, 1, 32), Tile(2, 1, 16), Tile(1, 1, 16)),
+    "query": (Tile(4, 2, 32), Tile(8, 1, 32), Tile(4, 1, 32), Tile(2, 1, 16), Tile(1, 1, 16)),
     "key_value": (Tile(8, 1, 32, 2), Tile(8, 1, 16, 2), Tile(4, 1, 16), Tile(2, 1, 16), Tile(1, 1, 16)),
 }
 MOST_REGISTERS = 208  # of 255 that a lane may have
@@ -223,8 +219,8 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, direct: bo
         "HEAD_PIECES": -(-tile.staged * sweep.head_dim // 8 // tile.threads),
         "VALUE_PIECES": -(-tile.staged * sweep.value_dim // 8 // tile.threads),
         "LARGEST_PARTS": LARGEST_PARTS,
-        "EXCHANGE": tile.exchange(sweep, by),
-        **tile.pitches(sweep, by),
+        "EXCHANGE": EXCHANGE,
+        **tile.pitches(sweep),
     }
     unbuffered: tuple[str, ...] = ("out",)
     if wide:
