@@ -10,11 +10,26 @@
 {% set found = problem.paged or problem.ring %}
 {% set key_scaled, value_scaled, blocks = key_texel in ("u8", "i8"), value_texel in ("u8", "i8"), value_texel == "u8" %}
 
+{# What lane `at` of those that share a key has. #}
+{% macro of_lane(name, at) -%}
+{% if LANES == 1 -%}
+{{ name }}
+{%- elif BESIDE == 1 -%}
+subgroupShuffle({{ name }}, {{ at }}u)
+{%- else -%}
+{% set found = namespace(text="subgroupShuffle(%s, %su)" | format(name, at)) %}
+{% for h in range(1, BESIDE) %}
+{% set found.text = "select(%s, subgroupShuffle(%s, %su), beside == %su)" | format(found.text, name, h * LANES + at, h) %}
+{% endfor %}
+{{ found.text }}
+{%- endif %}
+{%- endmacro %}
 // Decode, head dims in lanes, for CPU adapters: a subgroup owns one key/value head, HEADS query heads of its group and
 // one part of its keys. A lane holds a texel of dims of the query rows and of their sums, and a turn takes TURN keys: one
-// read of each serves all heads, and lanes add their products by shuffles. Rows of few texels leave lanes free: LANES of
-// them share a key, and the subgroup takes several keys side by side, whose sums are joined at the end. The body is small
-// on purpose: with eight keys unrolled it waits for its own instructions.
+// read of each serves all heads, and lanes add their products by shuffles that leave each lane the logits of a few
+// heads, which alone it weighs. Rows of few texels leave lanes free: LANES of them share a key, and the subgroup takes
+// several keys side by side, whose sums are joined at the end. The body is small on purpose: with eight keys unrolled it
+// waits for its own instructions.
 
 {{ texels.layout() }}
 {{ texels.keys(problem, stored_names, blocks) }}
@@ -95,14 +110,23 @@ fn decode_lanes(
     let q_{{ g }}_{{ d }}_{{ i }} = select(vec4f(), read_{{ g }}_{{ d }}_{{ i }}, there_{{ g }}_{{ d }}_{{ i }});
 %% endfor
 %% endfor
-    // Above MASKED, so that the weight of a masked key is 0 from the first turn on.
-    var top_{{ g }} = LOWEST_KEPT;
-    var total_{{ g }} = 0.0;
 %% for d in range(value_reads)
 %% for i in range(quads.value)
     var sums_{{ g }}_{{ d }}_{{ i }} = vec4f();
 %% endfor
 %% endfor
+%% endfor
+    // The heads whose logits this lane owns, from own_head on.
+    var own_head = 0u;
+%% for step in owned.scatter
+    let upper_{{ step }} = (lane & {{ step }}u) != 0u;
+    own_head += select(0u, {{ owned.halves[loop.index0] }}u, upper_{{ step }});
+%% endfor
+%% for o in range(owned.count)
+    let own_n_{{ o }} = k * group + min(first_head + own_head + {{ o }}u, group - 1u);
+    // Above MASKED, so that the weight of a masked key is 0 from the first turn on.
+    var top_{{ o }} = LOWEST_KEPT;
+    var total_{{ o }} = 0.0;
 %% endfor
 
 %% for name in stored_names
@@ -158,28 +182,53 @@ fn decode_lanes(
             sum_{{ g }}_{{ j }} += product_{{ g }}_{{ j }}_{{ d }};
 %% endif
 %% endfor
-%% for step in row_steps
-            sum_{{ g }}_{{ j }} += subgroupShuffleXor(sum_{{ g }}_{{ j }}, {{ step }}u);
 %% endfor
-            let logit_{{ g }}_{{ j }} = logit_at(sum_{{ g }}_{{ j }}, b, n_{{ g }}, 0u, index_{{ j }}, position_{{ j }}, kept);
+{% set held = namespace(names=[]) %}
+%% for g in range(owned.padded)
+{% set held.names = held.names + ["sum_%s_%s" | format(g, j) if g < HEADS else "0.0"] %}
+%% endfor
+%% for step in owned.scatter
+{% set half, given = held.names | length // 2, held.names %}
+{% set held.names = [] %}
+%% for o in range(half)
+{% set low, high, made = given[o], given[o + half], "sum_%s_%s_by_%s" | format(o, j, step) %}
+            let {{ made }} = select({{ low }}, {{ high }}, upper_{{ step }})
+                + subgroupShuffleXor(select({{ high }}, {{ low }}, upper_{{ step }}), {{ step }}u);
+{% set held.names = held.names + [made] %}
+%% endfor
+%% endfor
+%% for o in range(owned.count)
+            var own_{{ o }}_{{ j }} = {{ held.names[o] }};
+%% for step in owned.plain
+            own_{{ o }}_{{ j }} += subgroupShuffleXor(own_{{ o }}_{{ j }}, {{ step }}u);
+%% endfor
+            let logit_{{ o }}_{{ j }} =
+                logit_at(own_{{ o }}_{{ j }}, b, own_n_{{ o }}, 0u, index_{{ j }}, position_{{ j }}, kept);
 %% if problem.segments
-            let x_{{ g }}_{{ j }} = select(MASKED, logit_{{ g }}_{{ j }}, same_{{ j }});
+            let x_{{ o }}_{{ j }} = select(MASKED, logit_{{ o }}_{{ j }}, same_{{ j }});
 %% else
-            let x_{{ g }}_{{ j }} = logit_{{ g }}_{{ j }};
+            let x_{{ o }}_{{ j }} = logit_{{ o }}_{{ j }};
 %% endif
 %% endfor
 %% endfor
-%% for g in range(HEADS)
-            var high_{{ g }} = top_{{ g }};
+%% for o in range(owned.count)
+            var high_{{ o }} = top_{{ o }};
 %% for j in range(TURN)
-            high_{{ g }} = max(high_{{ g }}, x_{{ g }}_{{ j }});
+            high_{{ o }} = max(high_{{ o }}, x_{{ o }}_{{ j }});
 %% endfor
-            let fade_{{ g }} = decay(top_{{ g }}, high_{{ g }});
-            top_{{ g }} = high_{{ g }};
-            total_{{ g }} *= fade_{{ g }};
+            let own_fade_{{ o }} = decay(top_{{ o }}, high_{{ o }});
+            top_{{ o }} = high_{{ o }};
+            total_{{ o }} *= own_fade_{{ o }};
 %% for j in range(TURN)
-            let p_{{ g }}_{{ j }} = decay(x_{{ g }}_{{ j }}, high_{{ g }});
-            total_{{ g }} += p_{{ g }}_{{ j }};
+            let own_p_{{ o }}_{{ j }} = decay(x_{{ o }}_{{ j }}, high_{{ o }});
+            total_{{ o }} += own_p_{{ o }}_{{ j }};
+%% endfor
+%% endfor
+%% for g in range(HEADS)
+{% set o, at = owned.places[g] %}
+            let fade_{{ g }} = {{ of_lane("own_fade_%s" | format(o), at) }};
+%% for j in range(TURN)
+            let p_{{ g }}_{{ j }} = {{ of_lane("own_p_%s_%s" | format(o, j), at) }};
 %% endfor
 %% endfor
 %% for d in range(value_reads)
@@ -211,13 +260,17 @@ fn decode_lanes(
         }
     }
 
-%% for g in range(HEADS)
 %% for step in join_steps
-    let high_{{ g }}_{{ step }} = max(top_{{ g }}, subgroupShuffleXor(top_{{ g }}, {{ step }}u));
-    let fade_{{ g }}_{{ step }} = decay(top_{{ g }}, high_{{ g }}_{{ step }});
-    top_{{ g }} = high_{{ g }}_{{ step }};
-    total_{{ g }} *= fade_{{ g }}_{{ step }};
-    total_{{ g }} += subgroupShuffleXor(total_{{ g }}, {{ step }}u);
+%% for o in range(owned.count)
+    let high_{{ o }}_{{ step }} = max(top_{{ o }}, subgroupShuffleXor(top_{{ o }}, {{ step }}u));
+    let own_fade_{{ o }}_{{ step }} = decay(top_{{ o }}, high_{{ o }}_{{ step }});
+    top_{{ o }} = high_{{ o }}_{{ step }};
+    total_{{ o }} *= own_fade_{{ o }}_{{ step }};
+    total_{{ o }} += subgroupShuffleXor(total_{{ o }}, {{ step }}u);
+%% endfor
+%% for g in range(HEADS)
+{% set o, at = owned.places[g] %}
+    let fade_{{ g }}_{{ step }} = {{ of_lane("own_fade_%s_%s" | format(o, step), at) }};
 %% for d in range(value_reads)
 %% for i in range(quads.value)
     sums_{{ g }}_{{ d }}_{{ i }} *= fade_{{ g }}_{{ step }};
@@ -225,17 +278,30 @@ fn decode_lanes(
 %% endfor
 %% endfor
 %% endfor
+%% endfor
+%% for o in range(owned.count)
 %% if not PARTIAL
-    let end_{{ g }} = row_end(top_{{ g }}, total_{{ g }}, b, 0u, n_{{ g }});
+    let own_end_{{ o }} = row_end(top_{{ o }}, total_{{ o }}, b, 0u, own_n_{{ o }});
+    let own_zero_{{ o }} = select(0u, 1u, own_end_{{ o }}.zero);
 %% endif
 %% if problem.empty_rows == "mean"
 %% if not PARTIAL
-    let empty_{{ g }} = end_{{ g }}.empty;
+    let own_empty_{{ o }} = select(0u, 1u, own_end_{{ o }}.empty);
 %% elif problem.dense
-    let empty_{{ g }} = total_{{ g }} == 0.0;
+    let own_empty_{{ o }} = select(0u, 1u, total_{{ o }} == 0.0);
 %% else
-    let empty_{{ g }} = total_{{ g }} == 0.0 && range_is_empty(kept);
+    let own_empty_{{ o }} = select(0u, 1u, total_{{ o }} == 0.0 && range_is_empty(kept));
 %% endif
+%% endif
+%% endfor
+%% for g in range(HEADS)
+{% set o, at = owned.places[g] %}
+%% if not PARTIAL
+    let factor_{{ g }} = subgroupShuffle(own_end_{{ o }}.factor, {{ at }}u);
+    let zero_{{ g }} = subgroupShuffle(own_zero_{{ o }}, {{ at }}u) != 0u;
+%% endif
+%% if problem.empty_rows == "mean"
+    let empty_{{ g }} = subgroupShuffle(own_empty_{{ o }}, {{ at }}u) != 0u;
 %% endif
 %% endfor
 %% if problem.empty_rows == "mean"
@@ -278,8 +344,8 @@ fn decode_lanes(
 %% if PARTIAL
             let four_{{ i }} = sums_{{ g }}_{{ d }}_{{ i }};
 %% else
-            let scaled_{{ i }} = sums_{{ g }}_{{ d }}_{{ i }} * end_{{ g }}.factor;
-            let four_{{ i }} = select(scaled_{{ i }}, vec4f(), end_{{ g }}.zero);
+            let scaled_{{ i }} = sums_{{ g }}_{{ d }}_{{ i }} * factor_{{ g }};
+            let four_{{ i }} = select(scaled_{{ i }}, vec4f(), zero_{{ g }});
 %% endif
 %% if problem.empty_rows == "mean"
             let mean_of_row_{{ i }} = mean_{{ d }}_{{ i }}{{ "" if PARTIAL else " / f32(parameters.S)" }};
@@ -299,9 +365,13 @@ fn decode_lanes(
 %% endfor
         }
 %% endfor
-        if (lane == 0u) {
-            finish_row(part, b, 0u, n_{{ g }}, top_{{ g }}, total_{{ g }});
-        }
+    }
+%% endfor
+    // Of the lanes that own a head, the first ends its row.
+%% for o in range(owned.count)
+    let there_{{ o }} = first_head + own_head + {{ o }}u < min(first_head + HEADS, group);
+    if (there_{{ o }} && (lane & {{ SUBGROUP - 1 - owned.scatter | sum }}u) == 0u) {
+        finish_row(part, b, 0u, own_n_{{ o }}, top_{{ o }}, total_{{ o }});
     }
 %% endfor
 }

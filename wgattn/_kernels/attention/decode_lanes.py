@@ -1,6 +1,7 @@
 """Decode, head dims in lanes: one query row a head against all keys, one key a loop turn. For CPU adapters."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from wgattn._kernels.attention import lanes
 from wgattn._kernels.attention.boxes import Box
@@ -42,20 +43,56 @@ def lanes_a_key(problem: AttentionProblem, subgroup: int) -> int:
     return min(1 << (most - 1).bit_length(), subgroup)
 
 
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """How the logits of query heads are dealt to the lanes that share a key: while products are summed by exchanges of
+    lanes, each of `scatter` halves what a lane holds; the sums of `plain` are whole in both lanes.
+
+    A lane is left with `count` heads. Of a head, `places` has which of those it is, and in which lane.
+    """
+
+    padded: int  # heads, to a power of two
+    scatter: tuple[int, ...]
+    plain: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return self.padded >> len(self.scatter)
+
+    @property
+    def halves(self) -> tuple[int, ...]:
+        """What a lane adds to its first head for each step of `scatter` that it has the upper half of."""
+        return tuple(self.padded >> i + 1 for i in range(len(self.scatter)))
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        return tuple(
+            (g % self.count, sum(step for step, half in zip(self.scatter, self.halves, strict=True) if g & half))
+            for g in range(self.padded)
+        )
+
+
+def owned(heads: int, sharing: int) -> Owned:
+    """`sharing` lanes share a key, a power of two."""
+    padded, steps = 1 << (heads - 1).bit_length(), lanes.steps(1, sharing)
+    halvings = min(padded.bit_length() - 1, len(steps))
+    return Owned(padded, steps[:halvings], steps[halvings:])
+
+
 def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
     return lanes.part_candidates()
 
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
     subgroup, heads = profile.subgroup_size or 0, heads_at_once(problem.group)
-    beside = lanes_a_key(problem, subgroup)
+    sharing = lanes_a_key(problem, subgroup)
     own = (
         ("HEADS", heads),
         ("TURN", TURN),
-        ("LANES", beside),
-        ("BESIDE", subgroup // max(beside, 1)),
-        ("row_steps", lanes.steps(1, beside)),
-        ("join_steps", lanes.steps(beside, subgroup)),
+        ("LANES", sharing),
+        ("BESIDE", subgroup // max(sharing, 1)),
+        ("owned", owned(heads, sharing)),
+        ("join_steps", lanes.steps(sharing, subgroup)),
     )
     reason = ", one query row a head: lanes hold head dims"
     return lanes.variant(name, problem, profile, partial, stored_names(problem), f"n{heads}", own, reason)
