@@ -98,6 +98,26 @@ fn weigh(x: f32, scaled: f32, by_weight: f32, row: Statistics) -> vec2f {
     return select(vec2f(p, by_score), vec2f(), x == MASKED);
 }
 
+%% if BY == "key_value"
+fn statistics_at(row: u32) -> Statistics {
+    let at = parameters.statistics_at + row * STATISTICS;
+%% if NATURAL
+    return Statistics(bitcast<f32>(rows[at]), bitcast<f32>(rows[at + 1u]), bitcast<f32>(rows[at + 2u]));
+%% else
+    return Statistics(bitcast<f32>(rows[at]), bitcast<f32>(rows[at + 1u]));
+%% endif
+}
+
+%% if problem.group > 1
+// n / d without an integer division, which a CPU adapter makes lane by lane: off by one at most, and set right.
+fn divided(n: u32, d: u32) -> u32 {
+    let near = u32(f32(n) / f32(d));
+    let left = i32(n - near * d);
+    return near + select(0u, 1u, left >= i32(d)) - select(0u, 1u, left < 0);
+}
+
+%% endif
+%% endif
 @compute @workgroup_size(SUBGROUP)
 fn lanes_{{ BY }}(
     @builtin(workgroup_id) workgroup: vec3u,
@@ -176,6 +196,17 @@ fn lanes_{{ BY }}(
 %% endfor
 %% endfor
 
+    // What is read of parameters before the loop is not read in each turn.
+%% if BY == "query"
+    let head_lie = key_layout(b, k);
+    let value_lie = value_layout(b, k);
+    let first_key = parameters.key_first;
+%% else
+    let head_lie = query_layout(b, 0u);
+    let value_lie = grad_out_layout(b, 0u);
+    let first_row = row_of(b, 0u, 0u);
+    let heads_all = parameters.N_all;
+%% endif
     for (var tile = first; tile < end; tile += ITEMS) {
 %% if problem.segments
         // Turns whose ids no own row has are passed by; the last one is worked on in any case.
@@ -203,25 +234,31 @@ fn lanes_{{ BY }}(
 %% if problem.segments
         segment = row_key_segments(b, item);
 %% endif
-        let head_at = key_place(b, item - parameters.key_first, k);
-        let value_at = value_place(b, item - parameters.key_first, k);
+        let head_at = place_in(head_lie, item - first_key);
+        let value_at = place_in(value_lie, item - first_key);
 {{ streamed("head", "key", head_per) }}
 {{ streamed("value", "value", value_per) }}
 %% else
-        let t = asked.x + item / sharing;
-        let n = k * sharing + item % sharing;
+{% if problem.group == 1 %}
+        let t = asked.x + item;
+        let n = k;
+{% else %}
+        let row = divided(item, sharing);
+        let t = asked.x + row;
+        let n = k * sharing + item - row * sharing;
+{% endif %}
 %% if problem.segments
         segment = row_query_segments(b, parameters.t_first + t);
 %% endif
-        let statistics = statistics_of(b, t, n);
+        let statistics = statistics_at(first_row + t * heads_all + n);
         var kept = kept_keys(b, t);
         let there = tile + lane % ITEMS < end;
         kept.end = select(0, kept.end, there);
 %% if problem.keys.clauses | length > 1
         kept.also_end = select(0, kept.also_end, there);
 %% endif
-        let head_at = query_place(b, t, n);
-        let value_at = grad_out_place(b, t, n);
+        let head_at = place_in(head_lie, t) + vec2u(n * head_lie.head, 0u);
+        let value_at = place_in(value_lie, t) + vec2u(n * value_lie.head, 0u);
 {{ streamed("head", "query", head_per) }}
 {{ streamed("value", "grad_out", value_per) }}
 %% endif
