@@ -202,7 +202,7 @@ def test_gradients_beside_a_handle(handle: CacheHandle) -> None:
 def test_what_belongs_outside_of_jitted_functions(handle: CacheHandle) -> None:
     with pytest.raises(TypeError, match="Give the handle to the function"):
         jax.jit(lambda: CacheHandle.create(B, C, K, H))()
-    with pytest.raises(TypeError, match="handle.lengths"):
+    with pytest.raises(TypeError, match=r"handle\.lengths"):
         np.asarray(handle)
     for use in (CacheHandle.free, CacheHandle.cache):
         with pytest.raises(TypeError, match="outside of what JAX traces"):
