@@ -108,7 +108,8 @@ fn flash_rows(
 
 %% if dense_names
     // Turns start at a multiple of four keys, as texels do; for keys before the first one that one is read, and not kept.
-    let start = select(keys.x, keys.x - (keys.x - parameters.key_first) % 4u, keys.x < keys.y);
+    let launch_first = parameters.key_first;
+    let start = select(keys.x, keys.x - (keys.x - launch_first) % 4u, keys.x < keys.y);
 %% else
     let start = keys.x;
 %% endif
@@ -176,7 +177,7 @@ fn flash_rows(
 %% for r in range(ROWS)
 %% for name in dense_names
 %% for k in range(0, KEYS, 4)
-        let {{ name }}_{{ r }}_{{ k }} = {{ name }}_four({{ name }}_at_{{ r }}, tile - parameters.key_first + {{ k }}u);
+        let {{ name }}_{{ r }}_{{ k }} = {{ name }}_four({{ name }}_at_{{ r }}, tile - launch_first + {{ k }}u);
 %% endfor
 %% endfor
 %% for k in range(KEYS)
