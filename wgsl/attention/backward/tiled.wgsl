@@ -166,8 +166,8 @@ fn tiled(
         var y_{{ i }}_{{ j }} = vec4f();
 %% endfor
 %% endfor
-{{ tiles.products("x", own_head, stream_head, "HEAD_CHUNKS", HEAD_STAGE) }}
-{{ tiles.products("y", own_value, stream_value, "VALUE_CHUNKS", VALUE_STAGE) }}
+{{ tiles.products("x", own_head, stream_head, HEAD_CHUNKS, HEAD_STAGE) }}
+{{ tiles.products("y", own_value, stream_value, VALUE_CHUNKS, VALUE_STAGE) }}
 %% if looked_up
         // A loop over what lies in registers is none: pairs of a streamed row at a time go through workgroup memory.
         workgroupBarrier();
@@ -272,9 +272,9 @@ fn tiled(
 %% endif
 %% endif
 %% if not by_query
-{{ tiles.add_products("value_sum", "x", stream_value, "VALUE_CHUNKS", VALUE_COLUMNS, VALUE_ROWS) }}
+{{ tiles.add_products("value_sum", "x", stream_value, VALUE_CHUNKS, VALUE_COLUMNS, VALUE_ROWS) }}
 %% endif
-{{ tiles.add_products("head_sum", "y", stream_head, "HEAD_CHUNKS", HEAD_COLUMNS, HEAD_ROWS) }}
+{{ tiles.add_products("head_sum", "y", stream_head, HEAD_CHUNKS, HEAD_COLUMNS, HEAD_ROWS) }}
 %% if not by_query
       }
 %% endif

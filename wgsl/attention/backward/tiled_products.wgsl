@@ -4,27 +4,73 @@
 {% set item_quads = range(ITEMS // 4) %}
 {% set xyzw = "xyzw" %}
 
-{# Chunks [first, first + stage) of rows [from, last], copies of the last past it, as lines of a dim each. #}
-{% macro stage_turned(reader, from, last, quads, mask, stage, at) %}
-            for (var i = thread; i < {{ quads }} * {{ stage }}u; i += WORKGROUP) {
-                let quad = i / {{ stage }}u;
-                let chunk = i % {{ stage }}u;
+{# Staging is a loop, or where AT_ONCE straight lines, which read all of a stage before they store it. #}
+{# Piece i of a stage of one side: four rows, of which those past the last are copies of it, and a chunk of their dims. #}
+{% macro read_quad(side, i, reader, from, last, stage) %}
+            let {{ side }}_quad = ({{ i }}) / {{ stage }}u;
+            let {{ side }}_chunk = ({{ i }}) % {{ stage }}u;
 %% for e in range(4)
-                let four_{{ e }} = {{ reader % ("min(%s + 4u * quad + %du, %s)" % (from, e, last), "first + chunk") }};
+            let {{ side }}_four_{{ e }} = {{ reader % ("min(%s + 4u * %s_quad + %du, %s)" % (from, side, e, last), "first + %s_chunk" % side) }};
 %% endfor
-                let at = {{ at }} + 4u * chunk * {{ quads }} + (quad ^ (chunk & {{ mask }}));
+{% endmacro %}
+{# The same piece as a part of four lines, a dim each. #}
+{% macro store_turned(side, at, quads, mask) %}
+            let {{ side }}_at = {{ at }}u + 4u * {{ side }}_chunk * {{ quads }} + ({{ side }}_quad ^ ({{ side }}_chunk & {{ mask }}));
 %% for d in range(4)
-                staged[at + {{ d }}u * {{ quads }}] = vec4f(four_0.{{ xyzw[d] }}, four_1.{{ xyzw[d] }}, four_2.{{ xyzw[d] }}, four_3.{{ xyzw[d] }});
+            staged[{{ side }}_at + {{ d }}u * {{ quads }}] = vec4f({% for e in range(4) %}{{ side }}_four_{{ e }}.{{ xyzw[d] }}{{ ", " if e < 3 }}{% endfor %});
 %% endfor
+{% endmacro %}
+{# `stage` chunks of both sides, own rows first. #}
+{% macro stage_sides(own, stream, stage) %}
+{% set sides = (
+    ("own", own, "first_own", "last_read", 0, OWN_QUADS, "OWN_QUADS", "OWN_MASK"),
+    ("stream", stream, "tile", "tile_last", stage * OWN, STREAM_QUADS, "STREAM_QUADS", "STREAM_MASK"),
+) %}
+%% if AT_ONCE
+%% for side, reader, from, last, at, count, quads, mask in sides
+%% for p in range(count * stage // WORKGROUP)
+{{ read_quad("%s_%d" % (side, p), "thread + %du * WORKGROUP" % p, reader, from, last, stage) }}
+%% endfor
+%% endfor
+%% for side, reader, from, last, at, count, quads, mask in sides
+%% for p in range(count * stage // WORKGROUP)
+{{ store_turned("%s_%d" % (side, p), at, quads, mask) }}
+%% endfor
+%% endfor
+%% else
+%% for side, reader, from, last, at, count, quads, mask in sides
+            for (var i = thread; i < {{ quads }} * {{ stage }}u; i += WORKGROUP) {
+{{ read_quad(side, "i", reader, from, last, stage) }}
+{{ store_turned(side, at, quads, mask) }}
             }
+%% endfor
+%% endif
+{% endmacro %}
+{# `rows` streamed rows from the tile's `first` on, a line each, after as many lines of factors. #}
+{% macro stage_rows(reader, chunks, columns, rows) %}
+%% if AT_ONCE
+%% for p in range(rows * chunks // WORKGROUP)
+            let line_{{ p }} = (thread + {{ p }}u * WORKGROUP) / {{ chunks }}u;
+            let chunk_{{ p }} = (thread + {{ p }}u * WORKGROUP) % {{ chunks }}u;
+            let four_{{ p }} = {{ reader % ("min(tile + first + line_%d, tile_last)" % p, "chunk_%d" % p) }};
+%% endfor
+%% for p in range(rows * chunks // WORKGROUP)
+            staged[{{ rows }}u * OWN_QUADS + line_{{ p }} * {{ columns }}u * ACROSS + chunk_{{ p }}] = four_{{ p }};
+%% endfor
+%% else
+            for (var i = thread; i < {{ rows * chunks }}u; i += WORKGROUP) {
+                let line = i / {{ chunks }}u;
+                let chunk = i % {{ chunks }}u;
+                staged[{{ rows }}u * OWN_QUADS + line * {{ columns }}u * ACROSS + chunk] = {{ reader % ("min(tile + first + line, tile_last)", "chunk") }};
+            }
+%% endif
 {% endmacro %}
 
 {# name_i_j += the product of streamed row i and the own rows of quad j, `stage` chunks of their dims at a time. #}
 {% macro products(name, own, stream, chunks, stage) %}
-        for (var first = 0u; first < {{ chunks }}; first += {{ stage }}u) {
+        for (var first = 0u; first < {{ chunks }}u; first += {{ stage }}u) {
             workgroupBarrier();
-{{ stage_turned(own, "first_own", "last_read", "OWN_QUADS", "OWN_MASK", stage, "0u") }}
-{{ stage_turned(stream, "tile", "tile_last", "STREAM_QUADS", "STREAM_MASK", stage, "%du * OWN" % stage) }}
+{{ stage_sides(own, stream, stage) }}
             workgroupBarrier();
             for (var chunk = 0u; chunk < {{ stage }}u; chunk++) {
                 let own_at = 4u * chunk * OWN_QUADS + (down ^ (chunk & OWN_MASK));
@@ -52,11 +98,7 @@
 {% macro add_products(sum, factor, reader, chunks, columns, rows) %}
         for (var first = 0u; first < STREAM; first += {{ rows }}u) {
             workgroupBarrier();
-            for (var i = thread; i < {{ rows }}u * {{ chunks }}; i += WORKGROUP) {
-                let line = i / {{ chunks }};
-                let chunk = i % {{ chunks }};
-                staged[{{ rows }}u * OWN_QUADS + line * {{ columns }}u * ACROSS + chunk] = {{ reader % ("min(tile + first + line, tile_last)", "chunk") }};
-            }
+{{ stage_rows(reader, chunks, columns, rows) }}
             // The factors of these rows, by the threads that made them.
 %% for q in item_quads
             {

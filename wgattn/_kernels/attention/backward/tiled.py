@@ -85,6 +85,16 @@ class Tile:
             rows //= 2
         return rows
 
+    def at_once(self, sweep: AttentionProblem, by: str) -> bool:
+        """Whether a stage is read whole before it is stored. Where threads hold so much that few fit a multiprocessor,
+        no others work while these wait for one read after another; elsewhere it costs registers, and so threads."""
+        stages, head, value = self.stages(sweep), sweep.head_dim // 4, sweep.value_dim // 4
+        quads = self.own // 4, self.stream // 4
+        pieces = [each * stages[stage] for stage in ("HEAD_STAGE", "VALUE_STAGE") for each in quads]
+        pieces += [head * stages["HEAD_ROWS"], value * stages["VALUE_ROWS"]]
+        even = all(each % self.threads == 0 for each in pieces)
+        return even and self.registers(sweep, by) > CROWDED
+
     def workgroup_bytes(self, sweep: AttentionProblem) -> int:
         return self.stages(sweep)["STAGED"] * 16
 
@@ -101,6 +111,7 @@ TILES = (
     Tile(4, 4, 4, 4),
 )
 MOST_REGISTERS = 192  # of 255 that a thread may have
+CROWDED = 160  # registers from which on two workgroups of 128 threads are all that a multiprocessor takes
 CPU_PAIRS = 1024  # of a tile on a CPU adapter, which has nothing from larger ones but longer compilation
 
 
@@ -213,6 +224,7 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
         "VALUE_CHUNKS": sweep.value_dim // 4,
         "HEAD_COLUMNS": tile.columns(sweep.head_dim),
         "VALUE_COLUMNS": tile.columns(sweep.value_dim),
+        "AT_ONCE": tile.at_once(sweep, by),
         **stages,
     }
     return shader(
