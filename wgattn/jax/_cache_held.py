@@ -235,8 +235,9 @@ class Append(OnTraced):
     ) -> tuple[np.ndarray, ...]:
         number, version, before = int(handle[0]), int(handle[1]), handle[2:]
         key, _, *counted = given
-        counts = counted[0] if counted else np.full(len(before), key.shape[1], np.int32)
-        check_counts(key.shape[1], counts)
+        tokens = key.shape[-3]
+        counts = counted[0] if counted else np.full(len(before), tokens, np.int32)
+        check_counts(tokens, counts)
         after = before + counts
         held.check_ring(number, after, np.maximum(held.written, after))
         pages = self._room(held, before, counts)

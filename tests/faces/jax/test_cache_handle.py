@@ -52,6 +52,19 @@ def test_a_step_that_is_repeated_gives_the_same(handle: CacheHandle) -> None:
 
 
 @pytest.mark.device
+def test_one_sequence_takes_tokens_without_a_batch_axis() -> None:
+    """TKH, with more tokens than heads and fewer."""
+    cache = handle = CacheHandle.create(1, C, K, H, dtype="float32")
+    wanted = KVCache.create(1, C, K, H, dtype="float32")
+    for T in (5, 1):
+        _, key, value = rows(T, T, 1)
+        cache, wanted = append(cache, key[0], value[0]), wanted.append(np.asarray(key), np.asarray(value))
+    assert cache.lengths.tolist() == [6]
+    assert same(cache.cache(), wanted)
+    handle.free()
+
+
+@pytest.mark.device
 def test_a_handle_names_what_was_there(handle: CacheHandle) -> None:
     """An older handle sees its own tokens, whatever came behind them; a shorter one is appended to as it is."""
     news = [rows(10 * i, 3) for i in range(3)]
