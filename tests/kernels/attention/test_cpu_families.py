@@ -269,3 +269,19 @@ def test_rows_a_lane(T: int, H: int, rows: int) -> None:
 @pytest.mark.parametrize(("group", "heads"), [(1, 1), (4, 4), (8, 8), (9, 5), (12, 6), (20, 7)])
 def test_heads_at_once(group: int, heads: int) -> None:
     assert decode_lanes.heads_at_once(group) == heads
+
+
+@pytest.mark.parametrize(("heads", "sharing", "count"), [(4, 8, 1), (8, 8, 1), (5, 4, 2), (3, 1, 4), (1, 8, 1)])
+def test_each_lane_owns_the_logits_of_some_heads(heads: int, sharing: int, count: int) -> None:
+    """What an exchange that halves leaves where: each head in the lane, and at the place, that is said of it."""
+    owned = decode_lanes.owned(heads, sharing)
+    held = {lane: [(head, lane) for head in range(owned.padded)] for lane in range(sharing)}
+    for step in owned.scatter:
+        half = len(held[0]) // 2
+        held = {lane: of[half:] if lane & step else of[:half] for lane, of in held.items()}
+    assert owned.count == count
+    assert all(held[lane][place][0] == head for head, (place, lane) in enumerate(owned.places))
+    for lane, of in held.items():
+        first = sum(half for step, half in zip(owned.scatter, owned.halves, strict=True) if lane & step)
+        assert [head for head, _ in of] == list(range(first, first + count))
+    assert sorted((*owned.scatter, *owned.plain)) == [1 << i for i in range(sharing.bit_length() - 1)]
