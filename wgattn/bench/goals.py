@@ -107,10 +107,15 @@ ON_GPU = (
     *_times("forward", "B1 T2048 H64 f32", *((name, 5.0) for name in ROUTES)),
     Goal("decode", "B16 float16", "share", 0.85),
     Goal("decode", "B1 float16", "share", 0.6),
-    *_times("decode", "B16 int8", ("wgattn, float16 cache", 1.5)),
-    *_times("decode", "B16 float8_e4m3fn", ("wgattn, float16 cache", 1.5)),
+    *(
+        goal
+        for dtype in ("int8", "float8_e4m3fn", "float8_e5m2")
+        for goal in _times("decode", f"B16 {dtype}", ("wgattn, float16 cache", 1.5))
+    ),
     *_times("backward", "B4 T4096 H64 f16", (FLASH, 0.6)),
     *_times("backward", "B4 T4096 H128 f16", (FLASH, 0.6)),
+    *_times("backward", "B4 T4096 H64 f32", (EFFICIENT, 0.6)),
+    *_times("backward", "B4 T4096 H128 f32", (EFFICIENT, 0.6)),
     Goal("bridge", "up", "upload_gbps", 8.0),
     Goal("bridge", "up", "download_gbps", 8.0),
     *_host(0.3, 0.3),

@@ -12,7 +12,7 @@ Preset = Literal["cpu", "gpu", "quick"]
 SMALL = Workload(B=1, T=256, N=8, H=64, S=256, K=2, Hv=64, causal=True)
 HEAVY = Workload(B=1, T=512, N=8, H=128, S=512, K=2, Hv=128, causal=True)
 LAYER = Workload(B=4, T=4096, N=16, H=64, S=4096, K=16, Hv=64, causal=True)
-STORED = ("float16", "float32", "int8", "float8_e4m3fn")
+BYTES = ("int8", "float8_e4m3fn", "float8_e5m2")  # caches of one byte an element
 
 
 def cases(command: Command, preset: Preset) -> tuple[Case, ...]:
@@ -86,9 +86,10 @@ def _decode(preset: Preset) -> tuple[Case, ...]:
         return tuple(_stored(few, dtype) for dtype in ("float32", "int8"))
     if preset == "cpu":
         some = Workload(B=1, T=1, N=32, H=128, S=4096, K=8, Hv=128)
-        return tuple(_stored(some, dtype) for dtype in ("float32", "float16", "int8", "float8_e4m3fn"))
+        return tuple(_stored(some, dtype) for dtype in ("float32", "float16", *BYTES))
     many = Workload(B=16, T=1, N=32, H=128, S=32768, K=8, Hv=128)
-    return tuple(_stored(replace(many, B=B), dtype) for dtype in STORED for B in (16, 1))
+    floats = tuple(_stored(replace(many, B=B), dtype) for dtype in ("float16", "float32") for B in (16, 1))
+    return floats + tuple(_stored(many, dtype) for dtype in BYTES)
 
 
 def _stored(workload: Workload, dtype: str) -> Case:
