@@ -136,8 +136,8 @@ fn scale_at(at: vec2u, i: u32) -> f32 {
 %% endif
 {%- endmacro %}
 
-{# Four keys of a row of bias or mask that starts at `at`, from key s of it on, a multiple of four: as f32, or as the
-   bytes of a word. #}
+{# Four keys of a row of bias or mask that starts at `at`, those that key s of it is one of: as f32, or as the bytes
+   of a word. #}
 {% macro four_of_row(name, dtype) -%}
 %% if dtype == "f32"
 fn {{ name }}_four(at: vec2u, s: u32) -> vec4f {
@@ -154,6 +154,21 @@ fn {{ name }}_four(at: vec2u, s: u32) -> vec4f {
     let texel = textureLoad({{ name }}, vec2u(at.x + s / 8u, at.y));
     let two = select(texel.xy, texel.zw, (s & 4u) != 0u);
     return vec4f(unpack_{{ dtype }}(two.x), unpack_{{ dtype }}(two.y));
+}
+%% endif
+{%- endmacro %}
+
+{# Any key of such a row, as logit_at takes it. #}
+{% macro any_of_row(name) -%}
+%% if name == "bias"
+fn {{ name }}_one(at: vec2u, s: u32) -> f32 {
+    let four = {{ name }}_four(at, s);
+    let two = select(four.xy, four.zw, (s & 2u) != 0u);
+    return select(two.x, two.y, (s & 1u) != 0u);
+}
+%% else
+fn {{ name }}_one(at: vec2u, s: u32) -> bool {
+    return (({{ name }}_four(at, s) >> (8u * (s & 3u))) & 0xffu) != 0u;
 }
 %% endif
 {%- endmacro %}

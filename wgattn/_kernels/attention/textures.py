@@ -33,8 +33,24 @@ def given_dense(problem: AttentionProblem) -> tuple[str, ...]:
 
 def dense_names(problem: AttentionProblem, limits: Limits) -> tuple[str, ...]:
     """Which of bias and mask are read from textures too: those that lie in rows, as many as the device binds."""
-    free = limits.storage_textures - 1 - len(stored_names(problem))
-    return tuple(name for name in given_dense(problem) if name in problem.dense_rows)[: max(free, 0)]
+    return dense_beside(problem, limits, 1 + len(stored_names(problem)))
+
+
+def dense_beside(problem: AttentionProblem, limits: Limits, others: int) -> tuple[str, ...]:
+    """The same for a kernel that reads so many `others` from textures."""
+    free = max(limits.storage_textures - others, 0)
+    return tuple(name for name in given_dense(problem) if name in problem.dense_rows)[:free]
+
+
+def dense_texels(rows: Operand) -> Texels:
+    """The layout of rows of a bias or mask, as `rows_of` gives them."""
+    each = TEXEL // rows.itemsize
+    return lay(rows, rows.dtype, -(-rows.shape[4] // each) * each)
+
+
+def dense_fits(name: str, part: Operand, limits: Limits) -> bool:
+    made = dense_texels(rows_of(name, part))
+    return made.fits(limits) and made.nbytes <= DENSE_BYTES
 
 
 def dense_reason(problem: AttentionProblem, names: tuple[str, ...]) -> str:
@@ -94,8 +110,9 @@ class Textures:
             return True
         stored, entries = name in stored_names(self.problem), part.shape[0] * part.shape[1]
         many = stored and self.most_entries is not None and entries > self.most_entries
-        made = self.texels(name, rows_of(name, part))
-        return not many and made.fits(self.limits) and (name not in DENSE or made.nbytes <= DENSE_BYTES)
+        if name in DENSE:
+            return dense_fits(name, part, self.limits)
+        return not many and self.texels(name, rows_of(name, part)).fits(self.limits)
 
     def texels(self, name: str, part: Operand, keys: int | None = None) -> Texels:
         """The layout of a part of an operand; of a pool, of `keys` tokens of each sequence (all, unless given)."""
@@ -136,7 +153,7 @@ class Textures:
                 texels, made = pool, pool.texture
             else:
                 part = rows_of(name, cut(name, self.operands[name], box, group, self.problem.paged))
-                texels = self.texels(name, part, box.size("s"))
+                texels = dense_texels(part) if name in DENSE else self.texels(name, part, box.size("s"))
                 resources[name] = texture = f"{name}_texels"
                 rotation, held = self._rotation(name, box, rows), self._held(name, box, rows, group)
                 lies = part, box.b0, box.b1, box.s
@@ -168,9 +185,6 @@ class Textures:
         if name == "scales":
             return float32, -(-part.shape[4] // 4) * 4
         dtype = texel_dtype(self.problem, name)
-        if name in DENSE:
-            each = TEXEL // dtype.itemsize
-            return dtype, -(-part.shape[4] // each) * each
         dim = self.problem.value_dim if name == "value" else self.problem.head_dim
         return dtype, row_elements(dtype, dim)
 

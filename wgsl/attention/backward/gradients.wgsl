@@ -52,6 +52,7 @@ fn statistics_of(b: u32, t: u32, n: u32) -> Statistics {
 
 %% endif
 %% if "grad_out" in BOUND and "rows" in BOUND
+%% if "bias" not in UNBUFFERED and "mask" not in UNBUFFERED
 // The weight p of key s in row t, and the gradients by its logit and by its scaled score; all 0 where the key is not
 // kept.
 struct Share {
@@ -80,6 +81,7 @@ fn share_of(product: f32, by_weight: f32, b: u32, n: u32, t: u32, s: u32, kept: 
 %% endif
 }
 
+%% endif
 // The range of a row that keeps every key there is: for blocks that are known to be kept whole.
 fn every_key() -> Kept {
 %% if problem.keys.clauses | length > 1

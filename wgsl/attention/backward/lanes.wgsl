@@ -24,6 +24,13 @@
 %% for name in ("query", "key", "value", "grad_out")
 {{ texels.place(name) }}
 %% endfor
+%% for name in dense_names
+{{ texels.place(name) }}
+{{ texels.four_of_row(name, {"bias": bias_name, "mask": "bool"}[name]) }}
+
+{{ texels.any_of_row(name) }}
+
+%% endfor
 {# A lane's own row of one operand, which starts at {to}_at_{r}, as quads named {to}_{r}_{chunk}. #}
 {% macro own_row(to, operand, texel, each, chunks, r, factor) %}
 %% for d in range(chunks // each)
@@ -174,6 +181,9 @@ fn lanes_{{ BY }}(
 %% if problem.segments
     let segment_{{ r }} = row_query_segments(b, parameters.t_first + t_{{ r }});
 %% endif
+%% for name in dense_names
+    let {{ name }}_at_{{ r }} = {{ name }}_place(b, t_{{ r }}, n_{{ r }});
+%% endfor
     let own_head_at_{{ r }} = query_place(b, t_{{ r }}, n_{{ r }});
     let own_value_at_{{ r }} = grad_out_place(b, t_{{ r }}, n_{{ r }});
 {{ own_row("own_head", "query", own_head_texel, own_head_quads, head_chunks, r, "scale * ") }}
@@ -202,6 +212,10 @@ fn lanes_{{ BY }}(
     let value_lie = value_layout(b, k);
     let first_key = parameters.key_first;
 %% else
+%% for name in dense_names
+    let {{ name }}_lie = {{ name }}_layout(b, 0u);
+%% endfor
+    let first_key = parameters.key_first;
     let head_lie = query_layout(b, 0u);
     let value_lie = grad_out_layout(b, 0u);
     let first_row = row_of(b, 0u, 0u);
@@ -257,6 +271,9 @@ fn lanes_{{ BY }}(
 %% if problem.keys.clauses | length > 1
         kept.also_end = select(0, kept.also_end, there);
 %% endif
+%% for name in dense_names
+        let {{ name }}_at = place_in({{ name }}_lie, t) + vec2u(n * {{ name }}_lie.head, 0u);
+%% endfor
         let head_at = place_in(head_lie, t) + vec2u(n * head_lie.head, 0u);
         let value_at = place_in(value_lie, t) + vec2u(n * value_lie.head, 0u);
 {{ streamed("head", "query", head_per) }}
@@ -282,6 +299,9 @@ fn lanes_{{ BY }}(
 %% endfor
         let t_{{ j }} = subgroupShuffle(t, {{ j }}u);
         let n_{{ j }} = subgroupShuffle(n, {{ j }}u);
+%% for name in dense_names
+        let {{ name }}_at_{{ j }} = subgroupShuffle({{ name }}_at, {{ j }}u);
+%% endfor
 %% endif
 %% if problem.segments
         let segment_of_{{ j }} = subgroupShuffle(segment, {{ j }}u);
@@ -289,7 +309,11 @@ fn lanes_{{ BY }}(
 %% for r in range(ROWS)
 {% set row, key = (r, "tile + %su" | format(j)) if BY == "query" else (j, "s_%s" | format(r)) %}
         let score_{{ r }}_{{ j }} = product_{{ r }}_{{ j }};
-        var x_{{ r }}_{{ j }} = logit(score_{{ r }}_{{ j }}, b, n_{{ row }}, t_{{ row }}, {{ key }}, kept_{{ row }});
+        var x_{{ r }}_{{ j }} = logit(
+            score_{{ r }}_{{ j }}, b, n_{{ row }}, t_{{ row }}, {{ key }}, kept_{{ row }}
+            {%- for name in dense_names %}, {{ name }}_one({{ name }}_at_{{ row }}, {{ key }} - first_key){% endfor %}
+
+        );
 %% if problem.segments
         x_{{ r }}_{{ j }} = select(MASKED, x_{{ r }}_{{ j }}, segment_{{ r }} == segment_of_{{ j }});
 %% endif

@@ -52,6 +52,21 @@ def test_textures_are_filled_once() -> None:
 
 
 @pytest.mark.device
+@pytest.mark.parametrize("textures", [36, 5])
+def test_a_mask_and_a_bias_from_textures_and_buffers(textures: int, poisoned: None) -> None:
+    """As many as the device binds lie in textures, once for what they are broadcast along; windows start in a texel."""
+    T, S, N = 37, 43, 4
+    draw = np.random.default_rng(5)
+    profile = weak(_runtime.current_profile(), storage_textures=textures, texture_2d=64)
+    arrays = drawn(B=2, T=T, S=S, N=N, K=2, H=16)
+    bias = draw.standard_normal((1, N, 1, S), np.float32)
+    mask = draw.random((2, 1, T, S)) < 0.8
+    compare(lanes, arrays, bias=bias, mask=mask, window=(9, 20), profile=profile)
+    apart = draw.random((2, 1, T, 1)) < 0.8
+    compare(lanes, arrays, bias=bias.astype(bfloat16), mask=apart, is_causal=True, profile=profile)
+
+
+@pytest.mark.device
 @pytest.mark.parametrize("size", [31, 32, 33, 63, 65])
 def test_edges_of_blocks(size: int, poisoned: None) -> None:
     """One own row, or one streamed row, more or fewer than whole blocks of lanes and turns."""

@@ -4,18 +4,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from wgattn._dtypes import float32, short_name
+from wgattn._dtypes import short_name
 from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.backward.texels import NAMES, texel_dtype
 from wgattn._kernels.attention.backward.work import ADDING, key_heads, shader, sums_binding
 from wgattn._kernels.attention.boxes import Box
+from wgattn._kernels.attention.inputs import texel_dtype as dense_dtype
 from wgattn._kernels.attention.lanes import device_support
 from wgattn._kernels.attention.naming import variant_name
 from wgattn._kernels.attention.problem import AttentionProblem, Call
-from wgattn._kernels.attention.textures import texture_fields
+from wgattn._kernels.attention.textures import dense_beside, given_dense, texture_fields
 from wgattn._kernels.kernel import SUPPORTED, Binding, Operand, Plan, Support, Variant, unsupported
-from wgattn._kernels.texture import FOLD, TEXEL
+from wgattn._kernels.texture import FOLD, TEXEL, texel_format
 from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "backward_lanes"
@@ -79,6 +80,7 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
         most,
         None if most is None else max(most // group, 1),
         from_textures=True,
+        dense=_dense(problem, profile),
     )
     return plan_gradient(problem, call, operands, profile, sweeps)
 
@@ -96,25 +98,27 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
     dims = {"query": sweep.head_dim, "key": sweep.head_dim, "value": sweep.value_dim, "grad_out": sweep.value_dim}
     # The lanes beyond one for each streamed row read other shares of its texels.
     shares = [math.gcd(subgroup // items, dims[operand] // each[operand]) for operand in stream]
+    dense = _dense(problem, profile)
     bound = (
-        *(
-            Binding(operand, "texture", "rgba32float" if texel[operand] == float32 else "rgba32uint")
-            for operand in NAMES
-        ),
+        *(Binding(operand, "texture", texel_format(texel[operand])) for operand in NAMES),
         Binding("rows", "read", "u32"),
-        *((Binding("bias", "read", "u32"),) if sweep.bias is not None else ()),
-        *((Binding("mask", "read", "u32"),) if sweep.mask else ()),
+        *(
+            Binding(of, "texture", texel_format(dense_dtype(sweep, of))) if of in dense else Binding(of, "read", "u32")
+            for of in given_dense(sweep)
+        ),
         sums_binding(),
     )
+    from_buffers = (f"buf{of}" for of in given_dense(sweep) if of not in dense)
     made = shader(
         name,
-        variant_name(f"{name}_{by}", sweep, False, f"r{rows}", f"sg{subgroup}"),
+        variant_name(f"{name}_{by}", sweep, False, f"r{rows}", *from_buffers, f"sg{subgroup}"),
         "lanes",
         sweep,
         bound,
-        (*ADDING, *texture_fields(NAMES)),
+        (*ADDING, *texture_fields((*NAMES, *dense))),
         (
             ("BY", by),
+            ("dense_names", dense),
             ("own_head_texel", short_name(texel[own[0]])),
             ("own_value_texel", short_name(texel[own[1]])),
             ("head_texel", short_name(texel[stream[0]])),
@@ -126,12 +130,16 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
             ("HEAD_SHARES", shares[0]),
             ("VALUE_SHARES", shares[1]),
         ),
-        ("query", "key", "value", "grad_out", "out", "segments"),
+        ("query", "key", "value", "grad_out", "out", "segments", *dense),
     )
     return replace(made, features=frozenset({"subgroup"})).because(
         (),
         f"CPU adapter with subgroups of {subgroup}: own rows stay in a lane's registers, the others come from textures",
     )
+
+
+def _dense(problem: GradientProblem, profile: DeviceProfile) -> tuple[str, ...]:
+    return dense_beside(problem.sweep, profile.limits, len(NAMES))
 
 
 def _most(problem: GradientProblem, profile: DeviceProfile) -> int | None:

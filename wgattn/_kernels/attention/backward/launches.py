@@ -12,6 +12,7 @@ from wgattn._kernels.attention.backward.work import Work, gather, key_heads, lau
 from wgattn._kernels.attention.boxes import Box, Span, binds, cut, cut_to_limits, whole
 from wgattn._kernels.attention.launches import MOST_WORK
 from wgattn._kernels.attention.problem import Call
+from wgattn._kernels.attention.textures import dense_fits
 from wgattn._kernels.kernel import (
     Bytes,
     Copy,
@@ -48,8 +49,8 @@ class Sweep:
 class Sweeps:
     """A family's two sweeps, and how many keys and query rows one invocation may pass; None: any number.
 
-    `from_textures`: the sweeps read query, key, value and grad_out from textures. `by_largest`: they read the largest
-    elements of V and grad_out. `slowness`: see SLOWNESS.
+    `from_textures`: the sweeps read query, key, value and grad_out from textures, and those of bias and mask that are
+    `dense`. `by_largest`: they read the largest elements of V and grad_out. `slowness`: see SLOWNESS.
     """
 
     by_query: Sweep
@@ -57,6 +58,7 @@ class Sweeps:
     max_keys: int | None = None
     max_rows: int | None = None
     from_textures: bool = False
+    dense: tuple[str, ...] = ()
     by_largest: bool = False
     slowness: int = SLOWNESS
 
@@ -105,7 +107,7 @@ def plan_gradient(
             heads = box.b0, box.b1, box.n[0] // work.group
             steps.append(largest(work, replace(box, s=span), heads in found))
             found.add(heads)
-    wanted, textures = problem.wanted, texels.Textures() if sweeps.from_textures else None
+    wanted, textures = problem.wanted, texels.Textures(sweeps.dense) if sweeps.from_textures else None
     if "query" in wanted or "scale" in wanted:
         steps += _by_query(work, sweeps.by_query, boxes, key_spans, scratch, call, textures)
     if "key" in wanted or "value" in wanted:
@@ -251,6 +253,8 @@ def _boxes(work: Work, sweeps: Sweeps, profile: DeviceProfile) -> tuple[tuple[Bo
             given = part if name != "out" else replace(operands["grad_out"], shape=part.shape)
             if not texels.fits(sweep, "grad_out" if name == "out" else name, given, limits):
                 return False
+        if name in sweeps.dense and not dense_fits(name, part, limits):
+            return False
         return binds(part, limits) and rows_of_part * widths.get(name, 0) * 4 <= limits.binding_bytes
 
     most_work = MOST_WORK[profile.kind]

@@ -7,7 +7,7 @@ import numpy as np
 from wgattn._kernels.attention.backward.work import Work
 from wgattn._kernels.attention.boxes import Box, cut
 from wgattn._kernels.attention.problem import AttentionProblem
-from wgattn._kernels.attention.textures import Filled
+from wgattn._kernels.attention.textures import Filled, dense_texels, rows_of
 from wgattn._kernels.kernel import CopyToTexture, Launch, Operand, Scratch, Texture
 from wgattn._kernels.texture import Texels, lay
 from wgattn._kernels.texture_fill import fill
@@ -40,19 +40,23 @@ def fits(sweep: AttentionProblem, name: str, part: Operand, limits: Limits) -> b
 
 @dataclass(slots=True)
 class Textures:
-    """The four textures of one plan. A part that a texture already holds is not brought again."""
+    """The textures of one plan: four, and `dense`. A part that a texture already holds is not brought again."""
 
+    dense: tuple[str, ...] = ()
     held: dict[str, Operand] = field(default_factory=dict)
 
     def fill(self, work: Work, box: Box, scratch: dict[str, Scratch | Texture]) -> Filled:
         """The steps that bring a box's parts, and what a launch that reads them is given; grows `scratch`."""
         steps: list[Launch | CopyToTexture] = []
         resources, values = {}, {}
-        for name in NAMES:
+        for name in (*NAMES, *self.dense):
             part = cut("out" if name == "grad_out" else name, work.operands[name], box, work.group)
-            laid = texels(work.problem.sweep, name, part)
+            dense = name in self.dense
+            if dense:
+                part = rows_of(name, part)
+            laid = dense_texels(part) if dense else texels(work.problem.sweep, name, part)
             resources[name] = texture = f"{name}_texels"
-            values |= laid.values(name)
+            values |= laid.values(name) | (laid.broadcast(name) if dense else {})
             if self.held.get(name) != part:
                 steps += fill(part, work.source(name), laid, texture, work.limits)
                 self.held[name] = part
