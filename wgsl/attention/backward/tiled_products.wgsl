@@ -5,6 +5,10 @@
 {% set xyzw = "xyzw" %}
 
 {# Staging is a loop, or where AT_ONCE straight lines, which read all of a stage before they store it. #}
+{# How many pieces of `count` a thread has, number p of them, and what keeps those past the last from being stored. #}
+{% macro pieces(count) %}{{ (count + WORKGROUP - 1) // WORKGROUP }}{% endmacro %}
+{% macro piece(p, count) %}{{ "min(thread + %du, %du)" % (p * WORKGROUP, count - 1) if (p + 1) * WORKGROUP > count else "(thread + %du)" % (p * WORKGROUP) }}{% endmacro %}
+{% macro guard(p, count) %}{{ "if (thread < %du) " % (count - p * WORKGROUP) if (p + 1) * WORKGROUP > count }}{% endmacro %}
 {# Piece i of a stage of one side: four rows, of which those past the last are copies of it, and a chunk of their dims. #}
 {% macro read_quad(side, i, reader, from, last, stage) %}
             let {{ side }}_quad = ({{ i }}) / {{ stage }}u;
@@ -28,13 +32,15 @@
 ) %}
 %% if AT_ONCE
 %% for side, reader, from, last, at, count, quads, mask in sides
-%% for p in range(count * stage // WORKGROUP)
-{{ read_quad("%s_%d" % (side, p), "thread + %du * WORKGROUP" % p, reader, from, last, stage) }}
+%% for p in range(pieces(count * stage) | int)
+{{ read_quad("%s_%d" % (side, p), piece(p, count * stage), reader, from, last, stage) }}
 %% endfor
 %% endfor
 %% for side, reader, from, last, at, count, quads, mask in sides
-%% for p in range(count * stage // WORKGROUP)
+%% for p in range(pieces(count * stage) | int)
+            {{ guard(p, count * stage) }}{
 {{ store_turned("%s_%d" % (side, p), at, quads, mask) }}
+            }
 %% endfor
 %% endfor
 %% else
@@ -49,13 +55,15 @@
 {# `rows` streamed rows from the tile's `first` on, a line each, after as many lines of factors. #}
 {% macro stage_rows(reader, chunks, columns, rows) %}
 %% if AT_ONCE
-%% for p in range(rows * chunks // WORKGROUP)
-            let line_{{ p }} = (thread + {{ p }}u * WORKGROUP) / {{ chunks }}u;
-            let chunk_{{ p }} = (thread + {{ p }}u * WORKGROUP) % {{ chunks }}u;
+%% for p in range(pieces(rows * chunks) | int)
+            let line_{{ p }} = {{ piece(p, rows * chunks) }} / {{ chunks }}u;
+            let chunk_{{ p }} = {{ piece(p, rows * chunks) }} % {{ chunks }}u;
             let four_{{ p }} = {{ reader % ("min(tile + first + line_%d, tile_last)" % p, "chunk_%d" % p) }};
 %% endfor
-%% for p in range(rows * chunks // WORKGROUP)
-            staged[{{ rows }}u * OWN_QUADS + line_{{ p }} * {{ columns }}u * ACROSS + chunk_{{ p }}] = four_{{ p }};
+%% for p in range(pieces(rows * chunks) | int)
+            {{ guard(p, rows * chunks) }}{
+                staged[{{ rows }}u * OWN_QUADS + line_{{ p }} * {{ columns }}u * ACROSS + chunk_{{ p }}] = four_{{ p }};
+            }
 %% endfor
 %% else
             for (var i = thread; i < {{ rows * chunks }}u; i += WORKGROUP) {

@@ -28,7 +28,8 @@ class Tile:
     """How a workgroup's threads stand: `across` × `down`, powers of two from 2 on, each with `rows` × `items` pairs of
     own and streamed rows, multiples of 4.
 
-    `dims`: the dims of both sides that are staged at a time, at most.
+    `dims`: the dims of both sides that are staged at a time, at most. `from_dim`: the head dims that it is for, where
+    another tile fits too.
     """
 
     across: int
@@ -36,6 +37,7 @@ class Tile:
     rows: int
     items: int
     dims: int = 32
+    from_dim: int = 0
 
     @property
     def own(self) -> int:
@@ -88,12 +90,7 @@ class Tile:
     def at_once(self, sweep: AttentionProblem, by: str) -> bool:
         """Whether a stage is read whole before it is stored. Where threads hold so much that few fit a multiprocessor,
         no others work while these wait for one read after another; elsewhere it costs registers, and so threads."""
-        stages, head, value = self.stages(sweep), sweep.head_dim // 4, sweep.value_dim // 4
-        quads = self.own // 4, self.stream // 4
-        pieces = [each * stages[stage] for stage in ("HEAD_STAGE", "VALUE_STAGE") for each in quads]
-        pieces += [head * stages["HEAD_ROWS"], value * stages["VALUE_ROWS"]]
-        even = all(each % self.threads == 0 for each in pieces)
-        return even and self.registers(sweep, by) > CROWDED
+        return self.registers(sweep, by) > CROWDED
 
     def workgroup_bytes(self, sweep: AttentionProblem) -> int:
         return self.stages(sweep)["STAGED"] * 16
@@ -102,10 +99,11 @@ class Tile:
 # Fastest first. NVIDIA's drivers give the workgroups of a multiprocessor 48 KiB together, so that what one needs
 # decides how many there are at a time.
 TILES = (
-    Tile(16, 8, 8, 4),
-    Tile(32, 4, 8, 4, 16),
+    Tile(16, 8, 8, 4, from_dim=48),
+    Tile(8, 8, 8, 8, dims=16),
+    Tile(32, 4, 8, 4, dims=16),
     Tile(16, 8, 4, 4),
-    Tile(32, 4, 4, 4, 16),
+    Tile(32, 4, 4, 4, dims=16),
     Tile(8, 8, 4, 4),
     Tile(8, 4, 4, 4),
     Tile(4, 4, 4, 4),
@@ -121,7 +119,9 @@ def tile_of(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile |
     Tuned by `backward_tiled_query_h64` and so on, a place in TILES.
     """
     fitting = _fitting(problem, profile, by)
-    return fitting.get(profile.constant(_tuned_name(problem, by)), next(iter(fitting.values()), None))
+    dim = max(problem.sweep.head_dim, problem.sweep.value_dim)
+    rule = next((tile for tile in fitting.values() if tile.from_dim <= dim), None)
+    return fitting.get(profile.constant(_tuned_name(problem, by)), rule)
 
 
 def _tuned_name(problem: GradientProblem, by: str) -> str:
