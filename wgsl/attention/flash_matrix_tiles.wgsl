@@ -1,7 +1,4 @@
-{# Macros: how flash_matrix brings rows into workgroup memory, and multiplies Q and K there. Import it with its context. #}
-{% import "shared/matrices.wgsl" as matrices with context %}
-{% set key_blocks = range(KEY_BLOCKS) %}
-{% set head_steps = range(HEAD_STEPS) %}
+{# Macros: how flash_matrix brings rows into workgroup memory. Import it with its context. #}
 
 {# How eight numbers become a word of four, each of two float16. #}
 {% macro packing() -%}
@@ -132,32 +129,4 @@ fn early_key(tile: u32, next: u32, row: u32) -> u32 {
 {% macro put_value(tile) %}
 {% macro key_of(row) %}{{ tile }} + {{ row }}{% endmacro %}
 {{ put("value", "VALUE_PITCH", VALUE_EIGHTS, VALUE_PIECES, key_of) }}
-{% endmacro %}
-
-{# A part of K, and its product with a part of Q: of keys and rows, which is stored by columns, without bank conflicts. #}
-{% macro key_part(at) -%}
-{{ matrices.load("left", "key_tile", at, "KEY_PITCH") }}
-{%- endmacro %}
-{% macro add_product(part, q, t) -%}
-s_{{ t }} = {{ matrices.multiply_add(part, q, "s_%d" % t) }}
-{%- endmacro %}
-
-{# The products of Q and the STEP_K keys that lie from row `first` of key_tile on, into matrices s_0, s_1, … #}
-{% macro products(first) %}
-%% for t in key_blocks
-            s_{{ t }} = {{ matrices.zero() }};
-%% endfor
-%% for c in head_steps
-%% for t in key_blocks
-            {
-                let k_part = {{ key_part("%du * KEY_PITCH + %du" % (first + 16 * t, 2 * c)) }};
-                {{ add_product("k_part", "q_%d" % c, t) }};
-%% if PARTS == 2
-                let k_rest = {{ key_part("%du * KEY_PITCH + %du" % (first + 16 * t, 2 * (HEAD_STEPS + c))) }};
-                {{ add_product("k_part", "q_%d" % (HEAD_STEPS + c), t) }};
-                {{ add_product("k_rest", "q_%d" % c, t) }};
-%% endif
-            }
-%% endfor
-%% endfor
 {% endmacro %}

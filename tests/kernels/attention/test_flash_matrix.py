@@ -43,13 +43,13 @@ def test_option(option: str, here: DeviceProfile) -> None:
 @pytest.mark.device
 @pytest.mark.parametrize(
     "small",
-    [Tile(1, 16), Tile(2, 32, slots=2), Tile(3, 16, steps=2)],
+    [Tile(1, 16, blocks=2), Tile(2, 32, slots=2), Tile(3, 16, steps=2)],
     indirect=True,
     ids=str,
 )
 @pytest.mark.parametrize("option", ["causal", "segments", "key_lengths"])
 def test_tiles(option: str, here: DeviceProfile) -> None:
-    """Several matrices exchanged at once, and several steps staged at once."""
+    """Several matrices exchanged at once, several steps staged at once, several blocks of rows."""
     compare(flash_matrix, half(T=97), profile=here, **options_of(2, 97, 70, 4)[option])
 
 

@@ -20,7 +20,7 @@ SLACK = 8.0  # how far a logit may lie above the running maximum
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`subgroups` of a workgroup with 16 query rows each, and `keys` a step.
+    """`subgroups` of a workgroup with `blocks` times 16 query rows each, and `keys` a step.
 
     Logits of `slots` times 16 keys are exchanged at once. K and V of `steps` steps are staged at a time, so that
     subgroups wait for each other less often. For head dims up to `most_dim`.
@@ -30,11 +30,12 @@ class Tile:
     keys: int
     slots: int = 1
     steps: int = 1
+    blocks: int = 1
     most_dim: int = MAX_DIM
 
     @property
     def rows(self) -> int:
-        return self.subgroups * SIDE
+        return self.subgroups * self.blocks * SIDE
 
     @property
     def threads(self) -> int:
@@ -58,21 +59,22 @@ class Tile:
         pitch = self.pitches(problem)
         tiles = self.staged * (pitch["KEY_PITCH"] + pitch["VALUE_PITCH"])
         mean = problem.value_dim * 4 + 4 if problem.empty_rows == "mean" else 0
-        return (tiles + self.subgroups * self.exchange(problem)) * 16 + mean
+        return (tiles + self.subgroups * self.blocks * self.exchange(problem)) * 16 + mean
 
     def exchange(self, problem: AttentionProblem) -> int:
-        """16 bytes that a subgroup has for logits, then for weights."""
+        """16 bytes that a block of rows has for logits, then for weights."""
         pitch = self.pitches(problem)
         return SIDE * max(pitch["SCORE_PITCH"], pitch["WEIGHT_PITCH"])
 
     def registers(self, problem: AttentionProblem) -> int:
         """32-bit registers of a lane that hold matrices: the sums, Q and the logits."""
-        return problem.value_dim // 2 + parts_of(problem) * problem.head_dim // 4 + self.keys // 2
+        return self.blocks * (problem.value_dim // 2 + parts_of(problem) * problem.head_dim // 4 + self.keys // 2)
 
 
 # Fastest first. On an H200 all workgroups of a multiprocessor have 48 KiB together: below half of that two run at once,
-# which is worth more than a larger tile.
+# which is worth more than a larger tile. Two blocks of rows read each part of K and V once, where registers suffice.
 TILES = (
+    Tile(4, 32, blocks=2, most_dim=64),
     Tile(8, 32, most_dim=80),
     Tile(8, 32, steps=2),
     Tile(8, 32, slots=2),
@@ -164,7 +166,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
     heads, unit = heads_of(problem, tile), _unit(problem)
     emulated = is_emulated(profile)
     own = (
-        f"s{tile.subgroups}k{tile.keys}x{tile.steps}e{tile.slots}",
+        f"s{tile.subgroups}b{tile.blocks}k{tile.keys}x{tile.steps}e{tile.slots}",
         f"u{unit}",
         *((f"n{heads}",) if heads > 1 else ()),
         *(("emulated",) if emulated else ()),
@@ -180,6 +182,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("PARTS", parts_of(problem)),
             ("WORKGROUP", tile.threads),
             ("SUBGROUPS", tile.subgroups),
+            ("BLOCKS", tile.blocks),
             ("SLOTS", tile.slots),
             ("STEPS", tile.steps),
             ("TILE_Q", tile.rows),
