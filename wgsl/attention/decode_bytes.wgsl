@@ -1,5 +1,5 @@
-{# How decode_subgroups takes keys and values of one byte: widened to float32, times WIDE where there is one; int8 keys as they
-   are, against a query row whose numbers are written as int8 digits. Needs key_name, DIGITS, HALF. #}
+{# How decode_subgroups takes keys and values of one byte: widened to float32, times WIDE where there is one; int8 keys
+   as they are, against a query row whose numbers are written as int8 digits. Needs key_name, DIGITS. #}
 %% if key_name == "i8"
 // A byte in the lower bits of a float16 between 1024 and 2048 is 1024 more; with its sign's bit turned, 128 more.
 fn widen(word: u32) -> vec4f {
@@ -11,42 +11,34 @@ fn widen(word: u32) -> vec4f {
 fn widen(word: u32) -> vec4f {
     return unpack_f8e5m2(word);
 }
-%% elif HALF
-// As float16 with the same mantissa the exponent is 8 too low, and the pattern of NaN is 1.875, above all others: times
-// 9 · 2^12, which rounds nothing, it alone is infinite.
-const WIDE: f32 = 144.0;
-
-fn widen(word: u32) -> vec4f {
-    let even = ((word & 0x007f007fu) << 7u) | ((word & 0x00800080u) << 8u);
-    let odd = ((word & 0x7f007f00u) >> 1u) | (word & 0x80008000u);
-    let a = vec2f(vec2<f16>(unpack2x16float(even)) * vec2<f16>(36864.0h));
-    let b = vec2f(vec2<f16>(unpack2x16float(odd)) * vec2<f16>(36864.0h));
-    return vec4f(a.x, b.x, a.y, b.y);
-}
-
-// NaN for an infinity, by bits: comparisons with infinities may be folded.
-fn without_infinity(x: f32) -> f32 {
-    let bits = bitcast<u32>(x);
-    return bitcast<f32>(select(bits, 0x7fc00000u, (bits & 0x7f800000u) == 0x7f800000u));
-}
-
-fn without_infinities(four: vec4f) -> vec4f {
-    let bits = bitcast<vec4u>(four);
-    return bitcast<vec4f>(select(bits, vec4u(0x7fc00000u), (bits & vec4u(0x7f800000u)) == vec4u(0x7f800000u)));
-}
 %% else
+// As float16 with the same mantissa the exponent is 8 too low.
 const WIDE: f32 = 0.00390625;
-
-// float16 with the same mantissa, whose exponent is 8 too low; all ones, the only NaN, become one of float16.
-fn widen_pair(word: u32) -> vec2f {
-    let ones = ((word & 0x007f007fu) + 0x00010001u) & 0x00800080u;
-    return unpack2x16float(((word & 0x00800080u) << 8u) | ((word & 0x007f007fu) << 7u) | (ones * 0xf8u));
-}
+// NaN, of e4m3 all ones but for the sign, would be 480. Ones are looked for beside the products: of keys, adding one to
+// each byte then turns its top, or one of a byte above it in the same word; of values, the byte's alone.
+const TOPS_OF_BYTES: u32 = 0x80808080u;
 
 fn widen(word: u32) -> vec4f {
-    let even = widen_pair(word);
-    let odd = widen_pair(word >> 8u);
+    let even = unpack2x16float(((word << 7u) & 0x3f803f80u) | ((word << 8u) & 0x80008000u));
+    let odd = unpack2x16float(((word >> 1u) & 0x3f803f80u) | (word & 0x80008000u));
     return vec4f(even.x, odd.x, even.y, odd.y);
+}
+
+fn ones_of_key(seen: u32, word: u32) -> u32 {
+    return seen | ((word + 0x01010101u) ^ word);
+}
+
+fn ones_of_value(seen: u32, word: u32) -> u32 {
+    return seen | ((word & 0x7f7f7f7fu) + 0x01010101u);
+}
+
+fn nan_if(none: bool, x: f32) -> f32 {
+    return bitcast<f32>(select(bitcast<u32>(x), 0x7fc00000u, none));
+}
+
+fn with_nan(seen: u32, four: vec4f) -> vec4f {
+    let none = (vec4u(seen) & vec4u(0x80u, 0x8000u, 0x800000u, 0x80000000u)) != vec4u();
+    return bitcast<vec4f>(select(bitcast<vec4u>(four), vec4u(0x7fc00000u), none));
 }
 %% endif
 %% if DIGITS

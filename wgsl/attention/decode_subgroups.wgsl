@@ -4,17 +4,39 @@
 
 // Decode in subgroups: one query row a head against many keys. A team of LANES lanes holds the query rows of HEADS heads
 // and their sums in registers, every lane its share of the head dims, and takes BATCH keys at a time, which it reads side
-// by side. Products are summed over the team by an exchange in which each step halves what a lane has left: at its end
-// every lane holds the logits of one key. Nothing is shared between teams before the keys are done.
+// by side. Products are summed over the team by an exchange in which each step halves what a lane has left. Which head
+// a register belongs to may differ from lane to lane, so that what a lane keeps in a step lies in the first half of its
+// registers and what it gives in the second; so it may be with keys where reads stay wide. Nothing is shared between
+// teams before the keys are done.
 {% set heads = range(HEADS) %}
 {% set batch = range(BATCH) %}
-{% set own = range(OWN) %}
+{% set own = range(steps[-1].heads) %}
+{% set own_keys = range(steps[-1].keys) %}
 {# What a key without a page, or of another segment, has for a value must not reach the sums, where 0 · NaN is NaN. #}
 {% set word_type = {0: "", 4: "u32", 8: "vec2u", 16: "vec4u"}[UNIT] %}
 {% set guarded = problem.paged or problem.segments %}
-{% macro quad(name, j, i) %}{% if AHEAD %}widen({{ name }}_{{ j }}_{{ i // QUADS }}{{ "." + "xyzw"[i % QUADS] if QUADS > 1 }}){% else %}{{ elements.quad_of(key_name, UNIT, "%s_%d_%d" % (name, j, i // QUADS), i % QUADS) }}{% endif %}{% endmacro %}
-{% macro dot4(digit, g, j, i) %}dot4I8Packed({{ digit }}_{{ g }}_{{ i }}, key_{{ j }}_{{ i // QUADS }}{{ "." + "xyzw"[i % QUADS] if QUADS > 1 }}){% endmacro %}
+{% macro word(name, j, i) %}{{ name }}_{{ j }}_{{ i // QUADS }}{{ "." + "xyzw"[i % QUADS] if QUADS > 1 }}{% endmacro %}
+{% macro quad(name, j, i) %}{% if AHEAD %}widen({{ word(name, j, i) }}){% else %}{{ elements.quad_of(key_name, UNIT, "%s_%d_%d" % (name, j, i // QUADS), i % QUADS) }}{% endif %}{% endmacro %}
+{% macro dot4(digit, g, j, i) %}dot4I8Packed({{ digit }}_{{ g }}_{{ i }}, {{ word("key", j, i) }}){% endmacro %}
 {% macro x(step, j, g) %}{{ "x" if step < 0 else "r%d" % step }}_{{ j }}_{{ g }}{% endmacro %}
+{# Which of the heads or keys lies in register n of a lane; and the first whose logits it ends up with. #}
+{% macro placed(kind, n) %}{{ n }}u{% for step in steps if step.kind == kind and step.turned %} {{ "-" if step.second(n) else "+" }} select(0u, {{ step.size }}u, upper_{{ step.mask }}){% endfor %}{% endmacro %}
+{% macro first_own(kind) %}0u{% for step in steps if step.kind == kind %} + select(0u, {{ step.size }}u, upper_{{ step.mask }}){% endfor %}{% endmacro %}
+{# Where key s lies along the token axis, and where a lane's share of it does, in reads. Of two ways to reckon it,
+   compilers use registers better with one where keys are multiplied as digits, and with the other where they are not. #}
+{% macro slot(s) %}{{ s if DIGITS and not problem.paged else "key_slot(b, %s)" % s }}{% endmacro %}
+{% macro share(name, slot) %}{{ "%s_base + %s * %s_step" % (name, slot, name) if DIGITS else "(%s_rows + %s * parameters.%s_s) / %du + lane" % (name[0], slot, name, 4 * QUADS) }}{% endmacro %}
+{# A value of the lane across `mask`. #}
+{% macro across(value, mask) %}{{ "subgroupShuffleXor(%s, %du)" % (value, mask) if mask else value }}{% endmacro %}
+{# What the lane has that ends up with what this one has in registers j of keys and g of heads. #}
+{% macro of_owner(value, j, g) -%}
+{% set mask = team.across(j, g) -%}
+{% if team.straight -%}
+subgroupShuffle({{ value }}, {{ "(home ^ %du)" % mask if mask else "home" }} + {{ team.along(j, g) }}u)
+{%- else -%}
+{{ across(value, mask) }}
+{%- endif %}
+{%- endmacro %}
 
 // HEADS · TEAMS · 4 bytes: each team's running maximum
 var<workgroup> tops: array<f32, HEADS * TEAMS>;
@@ -38,17 +60,19 @@ fn decode(
 
     // Lanes of a subgroup are threads in a row, so a team is too.
     let lane = place % LANES;
-    let home = place - lane;
+%% if team.straight
+    let home = place & ~{{ team.straight }}u;
+%% endif
     let team = thread / LANES;
-    let own_key = lane / OWN_LANES;
-    let own_head = lane % OWN_LANES / DOUBLES * OWN;
 %% for step in steps
-    let upper_{{ loop.index0 }} = (lane & {{ step.mask }}u) != 0u;
+    let upper_{{ step.mask }} = (lane & {{ step.mask }}u) != 0u;
 %% endfor
+    let own_key = {{ first_own("keys") }};
+    let own_head = {{ first_own("heads") }};
 
-    let scale = query_scale(b){{ " / WIDE" if key_name == "f8e4m3" and AHEAD }};
+    let scale = query_scale(b){{ " / WIDE" if NAN_SEEN }};
 %% for g in heads
-    let head_{{ g }} = min(n_first + {{ g }}u, n_last);
+    let head_{{ g }} = min(n_first + {{ placed("heads", g) }}, n_last);
 %% for i in range(KEY_QUADS)
 %% set chunk = "(lane + %du) * QUADS + %du" % (i // QUADS * LANES, i % QUADS)
 %% if problem.rope is not none
@@ -62,9 +86,21 @@ fn decode(
 %% for i in range(1, KEY_QUADS)
     most_{{ g }} = max(most_{{ g }}, largest(q_{{ g }}_{{ i }}));
 %% endfor
-%% for step in steps
-    most_{{ g }} = max(most_{{ g }}, subgroupShuffleXor(most_{{ g }}, {{ step.mask }}u));
+%% endif
 %% endfor
+%% if DIGITS
+%% for step in steps
+%% for g in heads
+%% set other = g if step.kind != "heads" or not step.turned else g - step.size if step.second(g) else g + step.size
+    let most_{{ g }}_{{ step.mask }} = max(most_{{ g }}, subgroupShuffleXor(most_{{ other }}, {{ step.mask }}u));
+%% endfor
+%% for g in heads
+    most_{{ g }} = most_{{ g }}_{{ step.mask }};
+%% endfor
+%% endfor
+%% endif
+%% for g in heads
+%% if DIGITS
 %% for i in range(KEY_QUADS)
     let n_{{ g }}_{{ i }} = integers(q_{{ g }}_{{ i }}, most_{{ g }});
     let low_{{ g }}_{{ i }} = pack4xI8(n_{{ g }}_{{ i }});
@@ -88,10 +124,7 @@ fn decode(
 
 %% if DIGITS
 %% for o in own
-    var own_unit_{{ o }} = scale * unit_of(most_{{ o }});
-%% for g in range(o + OWN, HEADS, OWN)
-    own_unit_{{ o }} = select(own_unit_{{ o }}, scale * unit_of(most_{{ g }}), own_head == {{ g - o }}u);
-%% endfor
+    let own_unit_{{ o }} = scale * unit_of(most_{{ o }});
 %% endfor
 %% endif
     let from_key = parameters.key_first + part * parameters.part_keys;
@@ -99,6 +132,13 @@ fn decode(
     let kept = kept_keys(b, 0u);
     let k_rows = key_rows(b, k);
     let v_rows = value_rows(b, k);
+%% if DIGITS
+    // Where this lane's share of key 0 lies, and how far it is to the next key's, in reads; rows may be reversed.
+    let key_step = bitcast<u32>(bitcast<i32>(parameters.key_s) / {{ 4 * QUADS }});
+    let value_step = bitcast<u32>(bitcast<i32>(parameters.value_s) / {{ 4 * QUADS }});
+    let key_base = k_rows / {{ 4 * QUADS }}u + lane{{ " - parameters.key_first * key_step" if not problem.paged }};
+    let value_base = v_rows / {{ 4 * QUADS }}u + lane{{ " - parameters.key_first * value_step" if not problem.paged }};
+%% endif
 %% if AHEAD
     // Keys, values and scales are read a turn before they are needed, each as soon as its place is free.
 %% for j in batch
@@ -109,39 +149,50 @@ fn decode(
     var value_{{ j }}_{{ i }} = {{ word_type }}();
 %% endfor
 %% endfor
+%% if NAN_SEEN
+%% for i in range(VALUE_QUADS)
+    var value_seen_{{ i }} = 0u;
+%% endfor
+%% endif
 %% if SCALED and AHEAD
-    var next_key_scale = 0.0;
-    var next_value_scale = 0.0;
+%% for m in own_keys
+    var next_key_scale_{{ m }} = 0.0;
+    var next_value_scale_{{ m }} = 0.0;
+%% endfor
 %% endif
     if (keys.x < keys.y) {
 %% for j in batch
-        let slot_{{ j }} = key_slot(b, min(keys.x + team * BATCH + {{ j }}u, keys.y - 1u));
+        let slot_{{ j }} = {{ slot("min(keys.x + team * BATCH + %s, keys.y - 1u)" % placed("keys", j)) }};
 %% for i in range(KEY_QUADS // QUADS)
-        key_{{ j }}_{{ i }} = key[(k_rows + slot_{{ j }} * parameters.key_s) / {{ 4 * QUADS }}u + lane + {{ i * LANES }}u];
+        key_{{ j }}_{{ i }} = key[{{ share("key", "slot_%d" % j) }} + {{ i * LANES }}u];
 %% endfor
 %% for i in range(VALUE_QUADS // QUADS)
-        value_{{ j }}_{{ i }} = value[(v_rows + slot_{{ j }} * parameters.value_s) / {{ 4 * QUADS }}u + lane + {{ i * LANES }}u];
+        value_{{ j }}_{{ i }} = value[{{ share("value", "slot_%d" % j) }} + {{ i * LANES }}u];
 %% endfor
 %% endfor
 %% if SCALED and AHEAD
-        let scales_first = scales_at(b, key_slot(b, min(keys.x + team * BATCH + own_key, keys.y - 1u)), k);
-        next_key_scale = scales[scales_first];
-        next_value_scale = scales[scales_first + 1u];
+%% for m in own_keys
+        let scales_first_{{ m }} = scales_at(b, key_slot(b, min(keys.x + team * BATCH + own_key + {{ m }}u, keys.y - 1u)), k);
+        next_key_scale_{{ m }} = scales[scales_first_{{ m }}];
+        next_value_scale_{{ m }} = scales[scales_first_{{ m }} + 1u];
+%% endfor
 %% endif
     }
 %% endif
     for (var tile = keys.x; tile < keys.y; tile += TEAMS * BATCH) {
         let first = tile + team * BATCH;
 %% for j in batch
-        let s_{{ j }} = min(first + {{ j }}u, keys.y - 1u);
+%% if not AHEAD or guarded
+        let s_{{ j }} = min(first + {{ placed("keys", j) }}, keys.y - 1u);
+%% endif
 %% if AHEAD
-        let next_{{ j }} = key_slot(b, min(first + TEAMS * BATCH + {{ j }}u, keys.y - 1u));
+        let next_{{ j }} = {{ slot("min(first + TEAMS * BATCH + %s, keys.y - 1u)" % placed("keys", j)) }};
 %% else
-        let slot_{{ j }} = key_slot(b, s_{{ j }});
+        let slot_{{ j }} = {{ slot("s_%d" % j) }};
 %% endif
 %% if AHEAD
 %% elif UNIT
-        let key_at_{{ j }} = (k_rows + slot_{{ j }} * parameters.key_s) / {{ 4 * QUADS }}u + lane;
+        let key_at_{{ j }} = {{ share("key", "slot_%d" % j) }};
 %% for i in range(KEY_QUADS // QUADS)
         let key_{{ j }}_{{ i }} = key[key_at_{{ j }} + {{ i * LANES }}u];
 %% endfor
@@ -189,66 +240,91 @@ fn decode(
 %% endfor
 %% endif
 %% endfor
+%% if NAN_SEEN
+%% for j in batch
+        var seen_{{ j }} = 0u;
+%% for i in range(KEY_QUADS)
+        seen_{{ j }} = ones_of_key(seen_{{ j }}, {{ word("key", j, i) }});
+%% endfor
+%% endfor
+        if (subgroupAny((({% for j in batch %}{{ " | " if j }}seen_{{ j }}{% endfor %}) & TOPS_OF_BYTES) != 0u)) {
+%% for j in batch
+%% for g in heads
+            x_{{ j }}_{{ g }} = nan_if((seen_{{ j }} & TOPS_OF_BYTES) != 0u, x_{{ j }}_{{ g }});
+%% endfor
+%% endfor
+        }
+%% endif
 %% if AHEAD
 %% for j in batch
 %% for i in range(KEY_QUADS // QUADS)
-        key_{{ j }}_{{ i }} = key[(k_rows + next_{{ j }} * parameters.key_s) / {{ 4 * QUADS }}u + lane + {{ i * LANES }}u];
+        key_{{ j }}_{{ i }} = key[{{ share("key", "next_%d" % j) }} + {{ i * LANES }}u];
 %% endfor
 %% endfor
 %% endif
 
-        // The exchange: first keys are shared out, then heads; what cannot be halved is added by both sides.
+        // The exchange; what cannot be halved is added by both sides.
 %% for step in steps
 %% set at = loop.index0
 %% for j in range(step.keys)
 %% for g in range(step.heads)
-%% set a = x(at - 1, j, g)
-%% if step.kind == "add"
-        let {{ x(at, j, g) }} = {{ a }} + subgroupShuffleXor({{ a }}, {{ step.mask }}u);
+%% set kept = x(at - 1, j, g)
+%% set given = x(at - 1, j + step.size, g) if step.kind == "keys" else x(at - 1, j, g + step.size)
+%% if step.turned or step.kind == "add"
+        let {{ x(at, j, g) }} = {{ kept }} + subgroupShuffleXor({{ given }}, {{ step.mask }}u);
 %% else
-%% set c = x(at - 1, j + step.keys, g) if step.kind == "keys" else x(at - 1, j, g + step.heads)
-        let {{ x(at, j, g) }} = select({{ a }}, {{ c }}, upper_{{ at }}) + subgroupShuffleXor(select({{ c }}, {{ a }}, upper_{{ at }}), {{ step.mask }}u);
+        let {{ x(at, j, g) }} = select({{ kept }}, {{ given }}, upper_{{ step.mask }}) + subgroupShuffleXor(select({{ given }}, {{ kept }}, upper_{{ step.mask }}), {{ step.mask }}u);
 %% endif
 %% endfor
 %% endfor
 %% endfor
 
         // Without a branch: the compiler may then read values before it has the logits.
-        let own_s = min(first + own_key, keys.y - 1u);
-        let there = first + own_key < keys.y;
-%% if SCALED and AHEAD
-        let key_scale = next_key_scale;
-        let value_scale = {{ "select(0.0, next_value_scale, key_there(b, own_s))" if problem.paged else "next_value_scale" }};
-        let scales_next = scales_at(b, key_slot(b, min(own_s + TEAMS * BATCH, keys.y - 1u)), k);
-        next_key_scale = scales[scales_next];
-        next_value_scale = scales[scales_next + 1u];
-%% elif SCALED
-        let scales_here = scales_at(b, key_slot(b, own_s), k);
-        let key_scale = scales[scales_here];
-        let value_scale = {{ "select(0.0, scales[scales_here + 1u], key_there(b, own_s))" if problem.paged else "scales[scales_here + 1u]" }};
+%% for m in own_keys
+        let own_s_{{ m }} = min(first + own_key + {{ m }}u, keys.y - 1u);
+        let own_there_{{ m }} = first + own_key + {{ m }}u < keys.y;
+%% if SCALED
+%% if AHEAD
+        let key_scale_{{ m }} = next_key_scale_{{ m }};
+        var value_scale_{{ m }} = next_value_scale_{{ m }};
+        let scales_next_{{ m }} = scales_at(b, key_slot(b, min(own_s_{{ m }} + TEAMS * BATCH, keys.y - 1u)), k);
+        next_key_scale_{{ m }} = scales[scales_next_{{ m }}];
+        next_value_scale_{{ m }} = scales[scales_next_{{ m }} + 1u];
+%% else
+        let scales_here_{{ m }} = scales_at(b, key_slot(b, own_s_{{ m }}), k);
+        let key_scale_{{ m }} = scales[scales_here_{{ m }}];
+        var value_scale_{{ m }} = scales[scales_here_{{ m }} + 1u];
+%% endif
+%% if problem.paged
+        value_scale_{{ m }} = select(0.0, value_scale_{{ m }}, key_there(b, own_s_{{ m }}));
+%% endif
 %% endif
 %% for o in own
-{% set product = x(steps | length - 1, 0, o) %}
-{% set product = "own_unit_%d * f32(%s)" % (o, product) if DIGITS else "without_infinity(%s)" % product if NAN_IS_INFINITE else product %}
-        let kept_{{ o }} = logit({{ "key_scale * " if SCALED }}{{ product }}, b, min(n_first + own_head + {{ o }}u, n_last), 0u, own_s, kept);
-        let y_{{ o }} = select(MASKED, kept_{{ o }}, there);
+{% set product = x(steps | length - 1, m, o) %}
+{% set product = "own_unit_%d * f32(%s)" % (o, product) if DIGITS else product %}
+        let kept_{{ m }}_{{ o }} = logit({{ "key_scale_%d * " % m if SCALED }}{{ product }}, b, min(n_first + own_head + {{ o }}u, n_last), 0u, own_s_{{ m }}, kept);
+        let y_{{ m }}_{{ o }} = select(MASKED, kept_{{ m }}_{{ o }}, own_there_{{ m }});
+%% endfor
 %% endfor
 
         // A maximum is followed where it grew much: sums stay far from overflow, and rescaling is rare.
-        if (subgroupAny({% for o in own %}{{ " || " if o }}y_{{ o }} > own_top_{{ o }} + SLACK{% endfor %})) {
 %% for o in own
-            var high_{{ o }} = y_{{ o }};
-%% for step in steps
-%% if step.kind == "keys"
+        var high_{{ o }} = y_0_{{ o }};
+%% for m in own_keys if m
+        high_{{ o }} = max(high_{{ o }}, y_{{ m }}_{{ o }});
+%% endfor
+%% endfor
+        if (subgroupAny({% for o in own %}{{ " || " if o }}high_{{ o }} > own_top_{{ o }} + SLACK{% endfor %})) {
+%% for o in own
+%% for step in steps if step.kind == "keys"
             high_{{ o }} = max(high_{{ o }}, subgroupShuffleXor(high_{{ o }}, {{ step.mask }}u));
-%% endif
 %% endfor
             high_{{ o }} = max(high_{{ o }}, own_top_{{ o }});
             own_total_{{ o }} *= decay(own_top_{{ o }}, high_{{ o }});
             own_top_{{ o }} = high_{{ o }};
 %% endfor
 %% for g in heads
-            let high_of_{{ g }} = subgroupShuffle(high_{{ g % OWN }}, home + {{ g // OWN * DOUBLES }}u);
+            let high_of_{{ g }} = {{ of_owner("high_%d" % (g % (own | length)), 0, g) }};
             let fade_{{ g }} = decay(top_{{ g }}, high_of_{{ g }});
             top_{{ g }} = high_of_{{ g }};
 %% for i in range(VALUE_QUADS)
@@ -256,12 +332,14 @@ fn decode(
 %% endfor
 %% endfor
         }
+%% for m in own_keys
 %% for o in own
-        let w_{{ o }} = weight(y_{{ o }}, own_top_{{ o }});
-        own_total_{{ o }} += w_{{ o }};
+        let w_{{ m }}_{{ o }} = weight(y_{{ m }}_{{ o }}, own_top_{{ o }});
+        own_total_{{ o }} += w_{{ m }}_{{ o }};
 %% if SCALED
-        let v_{{ o }} = w_{{ o }} * value_scale;
+        let v_{{ m }}_{{ o }} = w_{{ m }}_{{ o }} * value_scale_{{ m }};
 %% endif
+%% endfor
 %% endfor
 
 %% for j in batch
@@ -277,7 +355,7 @@ fn decode(
         }
 %% endif
 %% elif UNIT
-        let value_at_{{ j }} = (v_rows + slot_{{ j }} * parameters.value_s) / {{ 4 * QUADS }}u + lane;
+        let value_at_{{ j }} = {{ share("value", "slot_%d" % j) }};
 %% for i in range(VALUE_QUADS // QUADS)
 %% if guarded
         var value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ i * LANES }}u];
@@ -294,36 +372,54 @@ fn decode(
 %% endfor
 %% for j in batch
 %% for g in heads
-        let w_{{ j }}_{{ g }} = subgroupShuffle({{ "v" if SCALED else "w" }}_{{ g % OWN }}, home + {{ j * OWN_LANES + g // OWN * DOUBLES }}u);
+        let u_{{ j }}_{{ g }} = {{ of_owner("%s_%d_%d" % ("v" if SCALED else "w", j % (own_keys | length), g % (own | length)), j, g) }};
 %% endfor
 %% for i in range(VALUE_QUADS)
 %% if UNIT
-        let v_{{ j }}_{{ i }} = {{ quad("value", j, i) }};
+        let four_{{ j }}_{{ i }} = {{ quad("value", j, i) }};
+%% if NAN_SEEN
+        value_seen_{{ i }} = ones_of_value(value_seen_{{ i }}, {{ word("value", j, i) }});
+%% endif
 %% else
-        let v_{{ j }}_{{ i }} = {{ "select(vec4f(), " if guarded }}load_value(value_at_{{ j }}, lane + {{ i * LANES }}u){{ ", there_%d)" % j if guarded }};
+        let four_{{ j }}_{{ i }} = {{ "select(vec4f(), " if guarded }}load_value(value_at_{{ j }}, lane + {{ i * LANES }}u){{ ", there_%d)" % j if guarded }};
 %% endif
 %% for g in heads
-        sum_{{ g }}_{{ i }} += w_{{ j }}_{{ g }} * v_{{ j }}_{{ i }};
+        sum_{{ g }}_{{ i }} += u_{{ j }}_{{ g }} * four_{{ j }}_{{ i }};
 %% endfor
 %% endfor
 %% endfor
 %% if AHEAD
 %% for j in batch
 %% for i in range(VALUE_QUADS // QUADS)
-        value_{{ j }}_{{ i }} = value[(v_rows + next_{{ j }} * parameters.value_s) / {{ 4 * QUADS }}u + lane + {{ i * LANES }}u];
+        value_{{ j }}_{{ i }} = value[{{ share("value", "next_%d" % j) }} + {{ i * LANES }}u];
 %% endfor
 %% endfor
 %% endif
     }
 
+    // Registers are put in the order of their heads.
+%% for step in steps if step.kind == "heads" and step.turned
+%% for g in heads if not step.second(g)
+%% set other = g + step.size
+    if (upper_{{ step.mask }}) {
+        let top = top_{{ g }};
+        top_{{ g }} = top_{{ other }};
+        top_{{ other }} = top;
+%% for i in range(VALUE_QUADS)
+        let sum_{{ i }} = sum_{{ g }}_{{ i }};
+        sum_{{ g }}_{{ i }} = sum_{{ other }}_{{ i }};
+        sum_{{ other }}_{{ i }} = sum_{{ i }};
+%% endfor
+    }
+%% endfor
+%% endfor
+
     // The teams' sums are brought to one maximum and added, a head after the other.
 %% for o in own
-%% for step in steps
-%% if step.kind == "keys"
+%% for step in steps if step.kind == "keys"
     own_total_{{ o }} += subgroupShuffleXor(own_total_{{ o }}, {{ step.mask }}u);
-%% endif
 %% endfor
-    if (own_key == 0u && lane % DOUBLES == 0u) {
+    if ((lane & {{ team.alike }}u) == 0u) {
         totals[(own_head + {{ o }}u) * TEAMS + team] = own_total_{{ o }};
         tops[(own_head + {{ o }}u) * TEAMS + team] = own_top_{{ o }};
     }
@@ -343,9 +439,9 @@ fn decode(
     let means = {% for g in heads %}{{ " || " if g else "" }}ends_as_mean(b, 0u, total_{{ g }}){% endfor %};
 %% endif
 %% for g in heads
-    let last_{{ g }} = decay(top_{{ g }}, all_{{ g }}){{ " / WIDE" if key_name == "f8e4m3" and AHEAD }};
+    let last_{{ g }} = decay(top_{{ g }}, all_{{ g }}){{ " / WIDE" if NAN_SEEN }};
 %% for i in range(VALUE_QUADS)
-    sums[team * VALUE_CHUNKS + (lane + {{ i // QUADS * LANES }}u) * QUADS + {{ i % QUADS }}u] = {{ "last_%d * sum_%d_%d" % (g, g, i) if not NAN_IS_INFINITE else "without_infinities(last_%d * sum_%d_%d)" % (g, g, i) }};
+    sums[team * VALUE_CHUNKS + (lane + {{ i // QUADS * LANES }}u) * QUADS + {{ i % QUADS }}u] = {{ "with_nan(value_seen_%d, last_%d * sum_%d_%d)" % (i, g, g, i) if NAN_SEEN else "last_%d * sum_%d_%d" % (g, g, i) }};
 %% endfor
     workgroupBarrier();
     if (n_first + {{ g }}u <= n_last) {

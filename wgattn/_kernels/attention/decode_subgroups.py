@@ -22,16 +22,33 @@ MOST_ELEMENTS = 96  # where no team is large enough for that
 TEAMS = (8, 16, 32, 4)  # lanes, as they are tried: eight read whole cache lines of most types
 BYTE_ELEMENTS = 64  # the same where a lane of a discrete GPU, which has 255 registers, reads elements of one byte
 BYTE_WORKGROUPS = 512  # that fill a discrete GPU with lanes of so many registers
+# What the exchange turns, by the digits of int8 products: the fastest on an H200. Of keys, those that lanes far apart
+# share: so many bytes of one key are read side by side.
+TURNED: dict[int, tuple[str, ...]] = {0: ("heads",), 2: ("heads",), 3: ("heads", "keys")}
+TURNED_BYTES = 64
 SLACK = 8.0  # how far a logit may lie above the running maximum
 
 
 class Step(NamedTuple):
-    """A step of the exchange over lanes `mask` apart: what is halved, and the keys and heads a lane has after it."""
+    """A step of the exchange over lanes `mask` apart: what is halved, and the keys and heads a lane has after it.
+
+    turned: the lanes of its upper side hold the halves of their registers swapped, so that both sides keep the first.
+    """
 
     mask: int
-    kind: Literal["keys", "heads", "add"]
+    kind: Literal["heads", "keys", "add"]
     keys: int
     heads: int
+    turned: bool
+
+    @property
+    def size(self) -> int:
+        """What is left of the kind."""
+        return self.heads if self.kind == "heads" else self.keys if self.kind == "keys" else 0
+
+    def second(self, n: int) -> bool:
+        """Whether register `n` of the kind lies in the half that is given away."""
+        return n // self.size % 2 == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +66,40 @@ class Team:
     digits: int
 
     def steps(self) -> tuple[Step, ...]:
-        """How products are summed over the team: keys are halved, then heads; what is odd is added by both sides."""
-        found, keys, heads, mask = [], self.batch, self.heads, self.lanes // 2
-        while mask:
-            kind: Literal["keys", "heads", "add"] = "keys" if keys > 1 else "heads" if heads % 2 == 0 else "add"
-            keys, heads = (keys // 2, heads) if kind == "keys" else (keys, heads // 2 if kind == "heads" else heads)
-            found.append(Step(mask, kind, keys, heads))
-            mask //= 2
+        """How products are summed over the team: keys and heads are halved; what is odd is added by both sides."""
+        kinds: list[Literal["heads", "keys", "add"]] = []
+        keys, heads, turned = self.batch, self.heads, TURNED[self.digits]
+        while 2 ** len(kinds) < self.lanes:
+            even = heads % 2 == 0
+            kinds.append("heads" if even and (turned or keys == 1) else "keys" if keys > 1 else "add")
+            keys, heads = keys // 2 if kinds[-1] == "keys" else keys, heads // 2 if kinds[-1] == "heads" else heads
+        by_distance = sorted(range(len(kinds)), key=lambda at: ("add", "heads", "keys").index(kinds[at]))
+        found, keys, heads = [], self.batch, self.heads
+        for at, kind in enumerate(kinds):
+            mask = 1 << by_distance.index(at)
+            keys, heads = keys // 2 if kind == "keys" else keys, heads // 2 if kind == "heads" else heads
+            wide = kind == "heads" or mask * self.unit >= TURNED_BYTES
+            found.append(Step(mask, kind, keys, heads, kind in turned and wide))
         return tuple(found)
 
+    def across(self, j: int, g: int) -> int:
+        """How far the lane is that ends up with what another has in registers j of keys and g of heads."""
+        return sum(step.mask for step in self.steps() if step.turned and step.second(g if step.kind == "heads" else j))
+
+    def along(self, j: int, g: int) -> int:
+        """Which lane ends up with key j and head g, as far as steps say that turn nothing."""
+        straight = (step for step in self.steps() if step.mask & self.straight)
+        return sum(step.mask for step in straight if step.second(g if step.kind == "heads" else j))
+
     @property
-    def doubles(self) -> int:
-        """Lanes that end up with the same logits."""
-        return 2 ** sum(step.kind == "add" for step in self.steps())
+    def straight(self) -> int:
+        """The lanes' bits that say what a lane ends up with, of what lies in all lanes' registers alike."""
+        return sum(step.mask for step in self.steps() if step.kind != "add" and not step.turned)
+
+    @property
+    def alike(self) -> int:
+        """The lanes' bits that make no difference to the heads whose logits they end up with."""
+        return sum(step.mask for step in self.steps() if step.kind != "heads")
 
 
 def team_of(problem: AttentionProblem, profile: DeviceProfile) -> Team | None:
@@ -145,15 +183,13 @@ def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
 
 def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = False) -> Variant:
     team = _team(problem, profile)
-    steps = team.steps()
     quads = int(team.unit // (4 * problem.key_dtype.itemsize)) if team.unit else 1
     scaled = problem.scales and team.unit > 0  # once a logit and a weight; the shared readers scale what they read
     ahead = team.unit > 0 and problem.key_dtype.itemsize == 1
-    half = ahead and profile.f16 and problem.key_dtype == float8_e4m3fn
     word = f"n{team.heads}l{team.lanes}k{team.batch}u{team.unit}"
     return Variant(
         family=name,
-        name=variant_name(name, problem, partial, word + f"d{team.digits}" * bool(team.digits) + "h" * half),
+        name=variant_name(name, problem, partial, word + f"d{team.digits}" * bool(team.digits)),
         template="attention/decode_subgroups.wgsl",
         constants=(
             *constants(problem, partial, unit=team.unit),
@@ -162,9 +198,6 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("LANES", team.lanes),
             ("TEAMS", WORKGROUP // team.lanes),
             ("BATCH", team.batch),
-            ("OWN", steps[-1].heads),
-            ("OWN_LANES", team.lanes // team.batch),
-            ("DOUBLES", team.doubles),
             ("UNIT", team.unit),
             ("QUADS", quads),
             ("KEY_QUADS", problem.head_dim // 4 // team.lanes),
@@ -174,16 +207,16 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("SCALED", scaled),
             ("AHEAD", ahead),
             ("DIGITS", team.digits),
-            ("HALF", half),
-            ("NAN_IS_INFINITE", half),
-            ("steps", steps),
+            ("NAN_SEEN", ahead and problem.key_dtype == float8_e4m3fn),
+            ("team", team),
+            ("steps", team.steps()),
             ("key_name", short_name(problem.key_dtype)),
             ("value_name", short_name(problem.value_dtype)),
         ),
         bindings=bindings(problem, partial, unit=team.unit),
         parameters=parameters(problem),
         workgroup_bytes=_workgroup_bytes(problem, team),
-        features=frozenset({"subgroup", "shader-f16"} if half else {"subgroup"}),
+        features=frozenset({"subgroup"}),
         reason=f"one query row: teams of {team.lanes} lanes read keys and values once for {team.heads} heads",
     )
 
