@@ -101,7 +101,8 @@ def dot_product_attention(
             reach no row that keeps a key.
         local_window_size: w or (left, right): i + query_offset - left ≤ j ≤ i + query_offset + right.
         implementation: None, or the family of kernels that must serve: plain, flash_tiled, flash_matrix, flash_rows,
-            decode, decode_lanes or decode_subgroups. One that cannot raises UnsupportedError when the call is compiled.
+            decode, decode_lanes, decode_subgroups or decode_matrix. One that cannot raises UnsupportedError when the
+            call is compiled.
         return_residual: also give the natural logsumexp of the kept logits and the sink, (B)TN, in `residual_dtype`
             (key's dtype unless given).
         sinks: (N,), a logit a head that joins the softmax and adds no value.

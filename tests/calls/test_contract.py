@@ -14,7 +14,7 @@ from wgattn._kernels.attention.choose import IMPLEMENTATIONS
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("poisoned")]
 
-ONE_ROW = ("decode_subgroups", "decode", "decode_lanes")
+ONE_ROW = ("decode_matrix", "decode_subgroups", "decode", "decode_lanes")
 _WIDE = 256
 
 # What a family may refuse: the words of its reason, and the cases for which it may give it. Any other refusal fails.
@@ -23,6 +23,10 @@ REFUSALS: dict[str, dict[str, Callable[[Case], bool]]] = {
         "takes one query row": lambda case: case.T > 1,
         "head dims up to": lambda case: max(case.H, case.Hv) > _WIDE,
         "bytes of workgroup memory": lambda case: case.G * (case.H + case.Hv) > 1024,
+    },
+    "decode_matrix": {
+        "no matrix units|matrix units multiply|shader-f16|lanes; its matrices need": lambda case: True,
+        "type of one byte": lambda case: True,
     },
     "decode_subgroups": {
         "no subgroups|does not fit the registers": lambda case: True,

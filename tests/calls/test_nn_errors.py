@@ -114,7 +114,7 @@ def test_dtypes_of_query_key_and_value(operands: tuple[Any, Any, Any], text: str
         (
             {"implementation": "flash"},
             ValueError,
-            "decode_subgroups, decode, decode_lanes, flash_rows, flash_matrix, flash_tiled, plain; got 'flash'",
+            "decode_matrix, decode_subgroups, decode, decode_lanes, flash_rows, flash_matrix, flash_tiled, plain; got",
         ),
         ({"residual_dtype": np.int32, "return_residual": True}, TypeError, "residual_dtype must be float32"),
         ({"residual_dtype": np.float32}, ValueError, "without return_residual=True"),

@@ -17,7 +17,7 @@ def flag(name: str, told: str, **more: Any) -> Any:
 
 Json = Annotated[bool, flag("--json", "Print JSON instead of a table.")]
 STORED = tuple(dtype.name for dtype in DTYPES)
-FAMILIES = "plain, flash_tiled, flash_matrix, flash_rows, decode, decode_lanes or decode_subgroups"
+FAMILIES = "plain, flash_tiled, flash_matrix, flash_rows, decode, decode_lanes, decode_subgroups or decode_matrix"
 
 
 class Option(NamedTuple):

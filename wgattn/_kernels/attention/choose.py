@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from wgattn._kernels.attention import (
     decode,
     decode_lanes,
+    decode_matrix,
     decode_subgroups,
     flash_matrix,
     flash_rows,
@@ -17,7 +18,16 @@ from wgattn._kernels.kernel import Operand, Plan, Variant
 from wgattn._runtime.profile import DeviceProfile
 
 # Fastest first; plain takes what nothing else takes.
-FAMILIES: tuple[Family, ...] = (decode_subgroups, decode, decode_lanes, flash_rows, flash_matrix, flash_tiled, plain)
+FAMILIES: tuple[Family, ...] = (
+    decode_matrix,
+    decode_subgroups,
+    decode,
+    decode_lanes,
+    flash_rows,
+    flash_matrix,
+    flash_tiled,
+    plain,
+)
 IMPLEMENTATIONS = tuple(family.name for family in FAMILIES)
 
 
