@@ -19,6 +19,9 @@
 // Pitches are odd, and a matrix of scores has a key a row and is stored by columns: lanes meet no bank conflict.
 // Weights are WEIGHT_SIZE times as large, so that those of long rows stay normal float16. Gradients by scores have a
 // factor by the largest that they can be, in the sweep by query each row by its own grad_out: it may be of any size.
+%% if KEPT
+// Gradients by scores are kept, too, in tiles of 16 rows and 16 keys, for matrix_query.wgsl.
+%% endif
 {% set blocks = range(BLOCKS) %}
 {% set columns = range(STREAM_BLOCKS) %}
 {% set head_steps = range(HEAD_STEPS) %}
@@ -65,6 +68,17 @@
 %% endfor
 {% endmacro %}
 
+{# Gradients by scores to where matrix_query.wgsl finds them. #}
+{% macro kept_scores() %}
+%% for r in blocks
+%% for t in columns
+            if (tile + {{ 16 * t }}u < parameters.T && from_own + {{ 16 * r }}u < own_end) {
+                scores[scores_at(b, n, tile + {{ 16 * t }}u, from_own + {{ 16 * r }}u) + 2u * row + half] = eight(d_{{ r }}_{{ t }}_0, d_{{ r }}_{{ t }}_1);
+            }
+%% endfor
+%% endfor
+{% endmacro %}
+
 {# Pairs that are not kept get `to`. #}
 {% macro masked(lane, to, when) %}
             {{ when }}{
@@ -78,8 +92,7 @@
             }
 {% endmacro %}
 
-{# A step where logits are scaled products; `when` says when pairs are masked. Each way through workgroup memory goes beside
-   products that do not wait for it. #}
+{# A step where logits are scaled products; `when` says when pairs are masked. #}
 {% macro swift(when=none) %}
             {{ tiles.products("score", "head", HEAD_STEPS, "HEAD_PITCH") }}
             {{ tiles.products("gradient", "value", VALUE_STEPS, "VALUE_PITCH") }}
@@ -103,6 +116,7 @@
 %% endfor
 %% endfor
 %% endfor
+            {{ kept_scores() if KEPT }}
             {{ factors("d", "by_score", 4) }}
             {{ tiles.add_products("head_sum", "by_score", "head_tile", head_steps, "HEAD_PITCH") }}
 {% endmacro %}
@@ -148,14 +162,7 @@
             {{ tiles.add_products("value_sum", "weight", "value_tile", value_steps, "VALUE_PITCH") }}
 {% endmacro %}
 
-const WEIGHT_SIZE: f32 = 16384.0;
-const WEIGHT_BITS: f32 = 14.0;
-// A gradient by a weight has VALUE_DIM products; less delta, which is a mean of such, at most twice as many. With this
-// factor it is at most 2, and times WEIGHT_SIZE half of what float16 holds.
-fn factor_for(grad_out: f32, value: f32) -> f32 {
-    return 1.0 / max(grad_out * value * f32(VALUE_DIM), 1e-30);
-}
-
+{% include "attention/backward/matrix_sizes.wgsl" %}
 // STAGED · HEAD_PITCH · 16 bytes; at first own rows, by turns
 var<workgroup> head_tile: array<vec4u, STAGED * HEAD_PITCH>;
 // STAGED · VALUE_PITCH · 16 bytes
@@ -163,7 +170,7 @@ var<workgroup> value_tile: array<vec4u, STAGED * VALUE_PITCH>;
 // SUBGROUPS · EXCHANGE · 16 bytes: 16 scores and gradients by weights a row, or sums; then weights and gradients by scores
 var<workgroup> exchange: array<vec4u, SUBGROUPS * EXCHANGE>;
 %% if BY == "key_value"
-// STAGED · 8 bytes: the residuals of streamed rows, then their deltas
+// STAGED · 8 bytes: a streamed row's residual, less WEIGHT_BITS, and its delta times the factor
 var<workgroup> streamed_statistics: array<vec2f, STAGED>;
 %% endif
 %% if EMULATED
@@ -195,10 +202,6 @@ fn next_tile(b: u32, from_tile: u32, end: u32, own_ids: vec2i, ids: ptr<function
 }
 
 %% endif
-fn eight(a: vec4f, b: vec4f) -> vec4u {
-    return vec4u(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
-}
-
 {{ tiles.comparing() }}
 %% if ranged
 // Which of four keys from `first` on a row keeps.
@@ -282,14 +285,10 @@ fn matrix(
         own_span = {{ "block_keys(b, from_own, to_own - 1u, parameters.key_first, parameters.key_end)" if BY == "query" else "query_rows(b, from_own, to_own)" }};
     }
     {{ tiles.hold_own() }}
-    let largest_at = parameters.largest_at + 2u * LARGEST_PARTS * (batch_of(b) * (parameters.N_all / parameters.G) + parameters.k_first + k);
-    var largest = vec2u();
-    for (var part = 0u; part < LARGEST_PARTS; part++) {
-        largest = max(largest, vec2u(rows[largest_at + 2u * part], rows[largest_at + 2u * part + 1u]));
-    }
+    let largest = largest_of(b, k);
 %% if BY == "key_value"
     // Of a row's delta every key has a share, so that its own V says nothing.
-    let factor = factor_for(bitcast<f32>(largest.y), bitcast<f32>(largest.x));
+    let factor = factor_for(largest.y, largest.x);
 %% endif
 %% for r in blocks
     let own_{{ r }} = from_own + {{ 16 * r }}u + row;
@@ -301,7 +300,7 @@ fn matrix(
 %% endif
 %% if BY == "query"
     {{ tiles.find_largest(r, other_half) }}
-    let factor_{{ r }} = factor_for(largest_{{ r }}, bitcast<f32>(largest.x));
+    let factor_{{ r }} = factor_for(largest_{{ r }}, largest.x);
     let top_{{ r }} = statistics_{{ r }}.top - WEIGHT_BITS;
     let delta_{{ r }} = factor_{{ r }} * statistics_{{ r }}.delta;
 %% endif
@@ -315,7 +314,7 @@ fn matrix(
     let scale = query_scale(b);
     {{ tiles.places() }}
 
-    var staged = span.x;
+    var staged = span.x{{ " / 16u * 16u" if KEPT }};
 %% if problem.segments
     let own_ids = {{ "query_segment_range(b, first_own, last_own)" if BY == "query" else "key_segment_range(b, first_own, last_own + 1u)" }};
     var ids = vec2i();

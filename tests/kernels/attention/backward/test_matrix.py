@@ -34,6 +34,7 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.node.get_closest_marker("device") is not None:
         tiles = (getattr(request, "param", SMALL),)
         monkeypatch.setattr(matrix, "TILES", {"query": tiles, "key_value": tiles})
+        monkeypatch.setattr(matrix, "QUERY_TILES", (Tile(1, 1, 16, tiles[0].steps),))
 
 
 def half(**sizes: int) -> tuple[np.ndarray, ...]:
@@ -68,6 +69,17 @@ def test_other_option(option: str, here: DeviceProfile) -> None:
 def test_tiles(option: str, here: DeviceProfile) -> None:
     """Two blocks of rows a subgroup, two blocks of rows a step, several steps staged together."""
     compare(matrix, half(T=70), profile=here, **options_of(2, 70, 70, 4)[option])
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("heads", [0, 2])
+def test_kept_scores(heads: int, here: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query's gradient from gradients by scores, two heads kept at a time; from a sweep where none is."""
+    monkeypatch.setattr(matrix, "MOST_KEPT", 2 * heads * 3 * 5 * 512)
+    made = plan_of(matrix, *half(), profile=here, is_causal=True).plan
+    names = [step.variant.name for step in made.steps if isinstance(step, Launch)]
+    assert sum("from_scores" in name for name in names) == (2 if heads else 0)
+    compare(matrix, half(), profile=here, is_causal=True)
 
 
 @pytest.mark.device
@@ -202,6 +214,8 @@ def test_tiles_fit(H: int, Hv: int) -> None:
             assert tile.workgroup_bytes(problem.sweep, by) <= profile.limits.workgroup_bytes
             assert tile.registers(problem.sweep, by) <= matrix.MOST_REGISTERS
             assert tile.threads <= profile.limits.invocations
+        for step in plan_of(matrix, *half(H=H, Hv=Hv), profile=profile, is_causal=True).plan.steps:
+            assert not isinstance(step, Launch) or step.variant.workgroup_bytes <= profile.limits.workgroup_bytes
 
 
 def test_equal_names_mean_equal_shaders() -> None:

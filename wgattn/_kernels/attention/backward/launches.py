@@ -46,6 +46,16 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A sweep by key and value that keeps the gradients by scores of some heads, at most so many bytes of float16, and
+    what makes the query's gradient of them."""
+
+    by_key_value: Sweep
+    by_query: Sweep
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sweeps:
     """A family's two sweeps, and how many keys and query rows one invocation may pass; None: any number.
 
@@ -61,6 +71,7 @@ class Sweeps:
     dense: tuple[str, ...] = ()
     by_largest: bool = False
     slowness: int = SLOWNESS
+    kept: Kept | None = None
 
 
 def plan_gradient(
@@ -108,10 +119,14 @@ def plan_gradient(
             steps.append(largest(work, replace(box, s=span), heads in found))
             found.add(heads)
     wanted, textures = problem.wanted, texels.Textures(sweeps.dense) if sweeps.from_textures else None
-    if "query" in wanted or "scale" in wanted:
-        steps += _by_query(work, sweeps.by_query, boxes, key_spans, scratch, call, textures)
-    if "key" in wanted or "value" in wanted:
-        steps += _by_key_value(work, sweeps, boxes, key_spans, scratch, call, textures)
+    heads = _kept_heads(work, sweeps.kept, boxes, key_spans)
+    if sweeps.kept is not None and heads:
+        steps += _by_kept(work, sweeps.kept, replace(boxes[0], s=key_spans[0]), heads, scratch)
+    else:
+        if "query" in wanted or "scale" in wanted:
+            steps += _by_query(work, sweeps.by_query, boxes, key_spans, scratch, call, textures)
+        if "key" in wanted or "value" in wanted:
+            steps += _by_key_value(work, sweeps, boxes, key_spans, scratch, call, textures)
     if "bias" in wanted:
         parts = tuple(replace(box, s=span) for box in boxes for span in key_spans)
         bias = sums.bias_sums(work, parts, limits.loop_turns)
@@ -125,6 +140,39 @@ def plan_gradient(
     if "sinks" in wanted:
         steps.append(sums.sinks(work, everything))
     return Plan(tuple(steps), scratch)
+
+
+def _with_mean(problem: GradientProblem) -> bool:
+    """Whether rows that keep no key are the mean of V, which then has a gradient of theirs."""
+    return "value" in problem.wanted and problem.forward.empty_rows == "mean" and not problem.forward.sinks
+
+
+def _kept_heads(work: Work, kept: Kept | None, boxes: tuple[Box, ...], key_spans: tuple[Span, ...]) -> int:
+    """Of how many query heads gradients by scores are kept at a time, whole groups; 0 where they are not kept."""
+    wanted = set(work.problem.wanted)
+    if kept is None or not {"query", "key", "value"} <= wanted or "scale" in wanted or _with_mean(work.problem):
+        return 0
+    if len(boxes) != 1 or len(key_spans) != 1:
+        return 0
+    return kept.most_bytes // _kept_bytes(replace(boxes[0], s=key_spans[0]), work.group) * work.group
+
+
+def _kept_bytes(box: Box, heads: int) -> int:
+    return box.batch * heads * -(-box.size("t") // 16) * -(-box.size("s") // 16) * 512
+
+
+def _by_kept(work: Work, kept: Kept, box: Box, heads: int, scratch: dict[str, Scratch | Texture]) -> list[Launch]:
+    """All three gradients, some heads after others."""
+    steps: list[Launch] = []
+    first, end = box.n
+    heads = min(heads, end - first)
+    scratch["kept_scores"] = Scratch(_kept_bytes(box, heads))
+    scores: dict[str, Bytes | str] = {"scores": Bytes("kept_scores")}
+    for start in range(first, end, heads):
+        here = replace(box, n=(start, min(start + heads, end)))
+        steps.append(_direct(work, kept.by_key_value, kept.by_key_value.variant, here, ("key", "value"), scores))
+        steps.append(_direct(work, kept.by_query, kept.by_query.variant, here, ("query",), scores))
+    return steps
 
 
 def _by_query(
@@ -166,8 +214,8 @@ def _by_key_value(
     textures: texels.Textures | None,
 ) -> list[Launch | Copy | CopyToTexture]:
     """grad_key and grad_value, a range of keys after another, each over all query rows."""
-    wanted, problem, forward = work.problem.wanted, work.problem.sweep, work.problem.forward
-    mean = "value" in wanted and forward.empty_rows == "mean" and not forward.sinks
+    wanted, problem = work.problem.wanted, work.problem.sweep
+    mean = _with_mean(work.problem)
     steps: list[Launch | Copy | CopyToTexture] = []
     for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n[0] // work.group)):
         parts = [short for box in same for short in _short(box, sweeps.max_rows)]
@@ -195,9 +243,16 @@ def _by_key_value(
     return steps
 
 
-def _direct(work: Work, sweep: Sweep, variant: Variant, box: Box, names: tuple[str, ...]) -> Launch:
+def _direct(
+    work: Work,
+    sweep: Sweep,
+    variant: Variant,
+    box: Box,
+    names: tuple[str, ...],
+    others: Mapping[str, Bytes | str] | None = None,
+) -> Launch:
     """The gradients of a box from one sweep."""
-    resources: dict[str, Bytes | str] = {}
+    resources: dict[str, Bytes | str] = dict(others or {})
     values: dict[str, float] = {}
     for name in names:
         part = cut(name, work.operands[f"grad_{name}"], box, work.group)

@@ -1,10 +1,10 @@
 """On matrix units, backward: float16 in, float32 sums; a workgroup a block of query rows or keys."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from wgattn._dtypes import float16, short_name
-from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
+from wgattn._kernels.attention.backward.launches import Kept, Sweep, Sweeps, plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.backward.work import (
     ADDING,
@@ -25,9 +25,11 @@ from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "backward_matrix"
 MAX_DIM = 128
+MOST_KEPT = 1 << 29  # bytes of gradients by scores that are kept at a time
 SIDE = 16  # rows and columns of a matrix
 SCORE_PITCH = 9  # 16 scores and 16 gradients by weights, as float32, in words of 16 bytes
 EXCHANGE = SIDE * SCORE_PITCH  # words of 16 bytes that a subgroup has for scores, then for weights
+SCORES_MADE = Binding("scores", "write", "vec4<u32>")
 NAMES = ("query", "key", "value", "grad_out")
 
 
@@ -82,6 +84,7 @@ TILES = {
     "query": (Tile(4, 2, 32), Tile(8, 1, 32), Tile(4, 1, 32), Tile(2, 1, 16), Tile(1, 1, 16)),
     "key_value": (Tile(8, 1, 32, 2), Tile(8, 1, 16, 2), Tile(4, 1, 16), Tile(2, 1, 16), Tile(1, 1, 16)),
 }
+QUERY_TILES = (Tile(8, 2, 32), Tile(8, 1, 32))  # of the query's gradient from gradients by scores
 MOST_REGISTERS = 208  # of 255 that a lane may have
 
 
@@ -167,8 +170,54 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
         _most(problem, profile, by_key_value, group),
         by_largest=True,
         slowness=1,
+        kept=_kept(problem, profile, operands, key_value_workgroups),
     )
     return plan_gradient(problem, call, operands, profile, sweeps)
+
+
+def _kept(
+    problem: GradientProblem,
+    profile: DeviceProfile,
+    operands: Mapping[str, Operand],
+    by_key_value: Callable[[Box], int],
+) -> Kept | None:
+    """The sweep by key and value that keeps gradients by scores, and what reads them; None where that cannot be."""
+    sweep = problem.sweep
+    grads = [operands[f"grad_{each}"] for each in ("query", "key", "value") if each in problem.wanted]
+    if len(grads) < 3 or not _wide(problem) or aligned_bytes(*grads) != 16:
+        return None
+    # Of other rows the two sides skip other tiles: what is read might not have been written.
+    if sweep.bias is not None or sweep.mask or sweep.softcap or sweep.segments or sweep.query_lengths:
+        return None
+    made, tile = _sweep(problem, profile, "key_value", direct=True, kept=True), _query_tile(problem, profile)
+    if len(made.bindings) > profile.limits.storage_buffers or tile is None:
+        return None
+
+    def workgroups(box: Box) -> int:
+        return box.batch * box.size("n") * -(-box.size("t") // tile.own)
+
+    most = min(MOST_KEPT, profile.limits.binding_bytes)
+    return Kept(Sweep(made, by_key_value), Sweep(_from_scores(problem, profile, tile), workgroups), most)
+
+
+def _query_tile(problem: GradientProblem, profile: DeviceProfile) -> Tile | None:
+    """Two blocks of rows a subgroup where head dims are wide, which otherwise leave too few workgroups."""
+    for tile in QUERY_TILES:
+        wanted = tile.blocks == 1 or problem.sweep.head_dim > 80
+        fits = _from_scores_bytes(problem, tile) <= profile.limits.workgroup_bytes
+        if wanted and fits and tile.threads <= profile.limits.invocations:
+            return tile
+    return None
+
+
+def _from_scores_pitch(tile: Tile) -> int:
+    """16 bytes from a row to the next of gradients by scores, as float16, and of sums, as float32."""
+    return max(tile.staged // 8 + 1, 5)
+
+
+def _from_scores_bytes(problem: GradientProblem, tile: Tile) -> int:
+    keys = 2 * tile.staged * (problem.sweep.head_dim // 8 + 1)
+    return (keys + tile.own * _from_scores_pitch(tile)) * 16
 
 
 def _tile(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile:
@@ -182,13 +231,18 @@ def _wide(problem: GradientProblem) -> bool:
     return problem.aligned == 16 and problem.sweep.exact_dims
 
 
-def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, direct: bool = False) -> Variant:
-    """The kernel of a sweep, which writes sums, or with `direct` the gradients themselves."""
+def _sweep(
+    problem: GradientProblem, profile: DeviceProfile, by: str, direct: bool = False, kept: bool = False
+) -> Variant:
+    """The kernel of a sweep, which writes sums, or with `direct` the gradients themselves.
+
+    `kept`: by key and value it writes the gradients by scores, too.
+    """
     sweep, tile = problem.sweep, _tile(problem, profile, by)
     wide, emulated = _wide(problem), is_emulated(profile)
     words = (
         f"s{tile.subgroups}x{tile.blocks}k{tile.stream}x{tile.steps}",
-        *(("wide" + "direct" * direct,) if wide else ()),
+        *(("wide" + "direct" * direct + "kept" * kept,) if wide else ()),
         *(("emulated",) if emulated else ()),
     )
     placed: tuple[tuple[str, ...], ...] = (("query", "t", "n"), ("key", "s", "k"), ("value", "s", "k"))
@@ -196,12 +250,13 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, direct: bo
     if direct:
         made = (("grad_query", "t", "n"),) if by == "query" else (("grad_key", "s", "k"), ("grad_value", "s", "k"))
     results = tuple(Binding(of, "write", "vec4<u32>") for of, *_ in made) or (sums_binding(),)
-    bound = sweep_bindings(sweep, *results)
+    bound = sweep_bindings(sweep, *results, *((SCORES_MADE,) if kept else ()))
     fields: tuple[tuple[str, Scalar], ...] = (*GRAD_OUT, *ADDING, *LARGEST)
     own: dict[str, object] = {
         "BY": by,
         "WIDE": wide,
         "DIRECT": direct,
+        "KEPT": kept,
         "EMULATED": emulated,
         "WORKGROUP": tile.threads,
         "SUBGROUPS": tile.subgroups,
@@ -240,6 +295,54 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, direct: bo
         tile.workgroup_bytes(sweep, by),
     )
     reason = f"matrix units: tiles of {tile.own} own and {tile.stream} streamed rows"
+    return replace(kernel, features=matrix_features(profile)).because((), reason)
+
+
+def _from_scores(problem: GradientProblem, profile: DeviceProfile, tile: Tile) -> Variant:
+    """The query's gradient from kept gradients by scores."""
+    sweep, emulated = problem.sweep, is_emulated(profile)
+    bound = (
+        Binding("key", "read", "vec4<u32>"),
+        Binding("rows", "read", "u32"),
+        Binding("scores", "read", "vec4<u32>"),
+        Binding("grad_query", "write", "vec4<u32>"),
+    )
+    placed = (("key", "s", "k"), ("grad_query", "t", "n"))
+    own: dict[str, object] = {
+        "BY": "query",
+        "WIDE": True,
+        "EMULATED": emulated,
+        "WORKGROUP": tile.threads,
+        "SUBGROUPS": tile.subgroups,
+        "BLOCKS": tile.blocks,
+        "OWN": tile.own,
+        "STAGED": tile.staged,
+        "STREAM_BLOCKS": 1,
+        "HEAD_STEPS": sweep.head_dim // SIDE,
+        "HEAD_EIGHTS": sweep.head_dim // 8,
+        "HEAD_PIECES": -(-tile.staged * sweep.head_dim // 8 // tile.threads),
+        "HEAD_PITCH": sweep.head_dim // 8 + 1,
+        "PITCH": _from_scores_pitch(tile),
+        "LARGEST_PARTS": LARGEST_PARTS,
+        "rows_placed": placed,
+    }
+    kernel = shader(
+        name,
+        sweep_name(
+            f"{name}_from_scores",
+            sweep,
+            f"s{tile.subgroups}x{tile.blocks}k{tile.staged}",
+            *(("emulated",) if emulated else ()),
+        ),
+        "matrix_query",
+        sweep,
+        bound,
+        (*GRAD_OUT, *ADDING, *LARGEST, *(field for place in placed for field in _places(*place))),
+        tuple(own.items()),
+        ("out", *NAMES),
+        _from_scores_bytes(problem, tile),
+    )
+    reason = f"matrix units: tiles of {tile.own} rows, gradients by scores of {tile.staged} keys at a time"
     return replace(kernel, features=matrix_features(profile)).because((), reason)
 
 
