@@ -24,7 +24,7 @@
 {{ texels.layout() }}
 {{ texels.place("query") }}
 %% for name in dense_names
-{{ texels.place(name) }}
+{{ texels.dense_place(name) }}
 {{ texels.four_of_row(name, {"bias": bias_name, "mask": "bool"}[name]) }}
 
 %% endfor
@@ -93,7 +93,7 @@ fn flash_rows(
     var total_{{ r }} = 0.0;
     let query_{{ r }} = query_place(b, t_{{ r }}, n_{{ r }});
 %% for name in dense_names
-    let {{ name }}_at_{{ r }} = {{ name }}_place(b, t_{{ r }}, n_{{ r }});
+    let {{ name }}_at_{{ r }} = {{ name }}_row_place(b, t_{{ r }}, n_{{ r }});
 %% endfor
 %% for d in range(query_texels)
     let texel_{{ r }}_{{ d }} = textureLoad(query, vec2u(query_{{ r }}.x + {{ d }}u, query_{{ r }}.y));

@@ -136,6 +136,14 @@ fn scale_at(at: vec2u, i: u32) -> f32 {
 %% endif
 {%- endmacro %}
 
+{# Where row t of head n of a bias or mask starts: heads are batch entries, or columns. #}
+{% macro dense_place(name) -%}
+{{ place(name) }}
+fn {{ name }}_row_place(b: u32, t: u32, n: u32) -> vec2u {
+    return {{ name }}_place(b * parameters.{{ name }}_entry_b + n * parameters.{{ name }}_entry_n, t, n);
+}
+
+{% endmacro %}
 {# Four keys of a row of bias or mask that starts at `at`, those that key s of it is one of: as f32, or as the bytes
    of a word. #}
 {% macro four_of_row(name, dtype) -%}

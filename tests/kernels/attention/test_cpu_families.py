@@ -124,6 +124,34 @@ def test_what_a_mask_and_a_bias_are_broadcast_along(dtype: np.dtype, poisoned: N
 
 
 @pytest.mark.device
+def test_a_bias_of_one_of_two_batch_axes(poisoned: None) -> None:
+    """Along the other it is broadcast."""
+    B0, B1, T, S, N = 2, 3, 9, 64, 4
+    query, key, value = inputs(B=B0 * B1, T=T, S=S, N=N, K=2, H=16)
+    bias = np.random.default_rng(1).standard_normal((B1, N, T, S), np.float32)
+    shapes = {"query": (B0, B1, T, N, 16), "key": (B0, B1, S, 2, 16), "value": (B0, B1, S, 2, 16)}
+    shapes["out"] = shapes["query"]
+    operands = {name: Operand(float32, shape, natural_strides(shape)) for name, shape in shapes.items()}
+    operands["bias"] = Operand(float32, (B0, B1, N, T, S), (0, *natural_strides(bias.shape)))
+    given = {"query": query, "key": key, "value": value, "bias": bias}
+    profile = _runtime.current_profile()
+    plan = flash_rows.plan(describe(Call(), operands), Call(), operands, profile)
+    out = run_plan(plan, given, {"out": query.nbytes})["out"].view(np.float32).reshape(query.shape)
+    right, _ = reference(query, key, value, bias=np.concatenate([bias, bias]))
+    check(out, right, S=S)
+
+
+def test_heads_of_a_bias_are_copied_at_once() -> None:
+    """Batch entries and heads that lie one behind the other, in one copy."""
+    shapes = dict.fromkeys(("query", "key", "value", "out"), (1, 3, 64, 4, 64))
+    operands = {name: Operand(float32, shape, natural_strides(shape)) for name, shape in shapes.items()}
+    shape = (1, 3, 4, 64, 64)
+    operands["bias"] = Operand(float32, shape, natural_strides(shape))
+    plan = flash_rows.plan(describe(Call(), operands), Call(), operands, weak(CPU, texture_2d=16384))
+    assert [step.destination for step in plan.steps if isinstance(step, CopyToTexture)].count("bias_texels") == 1
+
+
+@pytest.mark.device
 def test_a_mask_whose_keys_do_not_lie_side_by_side_stays_in_its_buffer(poisoned: None) -> None:
     arrays = inputs(B=2, T=20, S=37, H=16)
     mask = np.arange(2 * 4 * 20).reshape(2, 4, 20, 1) % 3 > 0

@@ -48,6 +48,18 @@ def dense_texels(rows: Operand) -> Texels:
     return lay(rows, rows.dtype, -(-rows.shape[4] // each) * each)
 
 
+def alike(part: Operand) -> bool:
+    """Whether a bias or mask is the same for all batch entries."""
+    return all(size == 1 or step == 0 for size, step in zip(part.shape[:2], part.strides[:2], strict=True))
+
+
+def dense_values(name: str, part: Operand, rows: Operand, texels: Texels) -> dict[str, int]:
+    """What a shader is told of the texture of a bias or mask; `rows` are those of the part, `texels` their layout."""
+    heads = rows.shape[1] // (1 if alike(part) else part.shape[1])  # that are batch entries
+    beside = {f"{name}_entry_b": 0 if alike(part) else heads, f"{name}_entry_n": int(heads > 1)}
+    return texels.values(name) | texels.broadcast(name) | beside
+
+
 def dense_fits(name: str, part: Operand, limits: Limits) -> bool:
     made = dense_texels(rows_of(name, part))
     return made.fits(limits) and made.nbytes <= DENSE_BYTES
@@ -63,12 +75,19 @@ def dense_reason(problem: AttentionProblem, names: tuple[str, ...]) -> str:
 
 
 def rows_of(name: str, part: Operand) -> Operand:
-    """A part of an operand as rows of texels: the scales of all heads of a token are one row, where they lie so; a row
-    of bias or mask is all keys of a query, and what is broadcast is there once."""
+    """A part of an operand as rows of texels: the scales of all heads of a token are one row, where they lie so.
+
+    A row of bias or mask is all keys of a query, and there once for what it is broadcast along; heads that lie one
+    behind the other are batch entries, which take fewer copies.
+    """
     if name in DENSE:
-        b0, b1, heads_once, rows, _ = (1 if step == 0 else n for n, step in zip(part.shape, part.strides, strict=True))
-        steps = (part.strides[0], part.strides[1], part.strides[3], part.strides[2], 1)
-        return replace(part, shape=(b0, b1, rows, heads_once, part.shape[4]), strides=steps)
+        b0, b1, n, t, s = part.shape
+        s_b0, s_b1, s_n, s_t, _ = part.strides
+        b0, b1 = (1, 1) if alike(part) else (b0, b1)
+        n, t = (1 if s_n == 0 else n), (1 if s_t == 0 else t)
+        if n > 1 and (b1 == 1 or s_b1 == n * s_n):
+            return replace(part, shape=(b0, b1 * n, t, 1, s), strides=(s_b0, s_n, s_t, 0, 1))
+        return replace(part, shape=(b0, b1, t, n, s), strides=(s_b0, s_b1, s_t, s_n, 1))
     *tokens, heads, width = part.shape
     if name != "scales" or (heads > 1 and part.strides[3] != width):
         return part
@@ -152,20 +171,22 @@ class Textures:
                     steps += fill(part, name, pool, texture, self.limits)
                 texels, made = pool, pool.texture
             else:
-                part = rows_of(name, cut(name, self.operands[name], box, group, self.problem.paged))
+                lies = cut(name, self.operands[name], box, group, self.problem.paged)
+                part = rows_of(name, lies)
                 texels = dense_texels(part) if name in DENSE else self.texels(name, part, box.size("s"))
                 resources[name] = texture = f"{name}_texels"
                 rotation, held = self._rotation(name, box, rows), self._held(name, box, rows, group)
-                lies = part, box.b0, box.b1, box.s
-                if self.held.get(name) != lies:  # boxes of other query rows have the same keys
+                filled = part, box.b0, box.b1, box.s
+                if self.held.get(name) != filled:  # boxes of other query rows have the same keys
                     steps += fill(part, name, texels, texture, self.limits, rotation, held)
-                    self.held[name] = lies
+                    self.held[name] = filled
+                if name in DENSE:
+                    values |= dense_values(name, lies, part, texels)
                 made, before = texels.texture, known.get(texture)
                 if isinstance(before, Texture):
                     made = Texture(max(made.width, before.width), max(made.height, before.height), made.format)
-            values |= texels.values(name)
-            if name in DENSE:
-                values |= texels.broadcast(name)
+            if name not in DENSE:
+                values |= texels.values(name)
             if name == "scales":
                 apart = part.shape[3] > 1
                 values["scales_step"] = texels.head_step * texels.each if apart else self.operands[name].shape[4]
@@ -233,4 +254,5 @@ def texture_fields(names: tuple[str, ...], paged: bool = False) -> tuple[tuple[s
     """The parameters that say where rows lie in the textures of `names`."""
     more = [f"{name}_pooled" for name in names if paged and name not in ("query", *DENSE)]
     more += ["scales_step"] if "scales" in names else []
+    more += [f"{name}_entry_{axis}" for name in names if name in DENSE for axis in ("b", "n")]
     return (*(field for name in names for field in fields(name)), *((name, "u32") for name in more))

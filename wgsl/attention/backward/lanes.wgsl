@@ -25,7 +25,7 @@
 {{ texels.place(name) }}
 %% endfor
 %% for name in dense_names
-{{ texels.place(name) }}
+{{ texels.dense_place(name) }}
 {{ texels.four_of_row(name, {"bias": bias_name, "mask": "bool"}[name]) }}
 
 {{ texels.any_of_row(name) }}
@@ -182,7 +182,7 @@ fn lanes_{{ BY }}(
     let segment_{{ r }} = row_query_segments(b, parameters.t_first + t_{{ r }});
 %% endif
 %% for name in dense_names
-    let {{ name }}_at_{{ r }} = {{ name }}_place(b, t_{{ r }}, n_{{ r }});
+    let {{ name }}_at_{{ r }} = {{ name }}_row_place(b, t_{{ r }}, n_{{ r }});
 %% endfor
     let own_head_at_{{ r }} = query_place(b, t_{{ r }}, n_{{ r }});
     let own_value_at_{{ r }} = grad_out_place(b, t_{{ r }}, n_{{ r }});
@@ -213,7 +213,8 @@ fn lanes_{{ BY }}(
     let first_key = parameters.key_first;
 %% else
 %% for name in dense_names
-    let {{ name }}_lie = {{ name }}_layout(b, 0u);
+    let {{ name }}_lie = {{ name }}_layout(b * parameters.{{ name }}_entry_b, 0u);
+    let {{ name }}_rows_n = parameters.{{ name }}_entry_n * parameters.{{ name }}_rows;
 %% endfor
     let first_key = parameters.key_first;
     let head_lie = query_layout(b, 0u);
@@ -272,7 +273,9 @@ fn lanes_{{ BY }}(
         kept.also_end = select(0, kept.also_end, there);
 %% endif
 %% for name in dense_names
-        let {{ name }}_at = place_in({{ name }}_lie, t) + vec2u(n * {{ name }}_lie.head, 0u);
+        var {{ name }}_of = {{ name }}_lie;
+        {{ name }}_of.row += n * {{ name }}_rows_n;
+        let {{ name }}_at = place_in({{ name }}_of, t) + vec2u(n * {{ name }}_lie.head, 0u);
 %% endfor
         let head_at = place_in(head_lie, t) + vec2u(n * head_lie.head, 0u);
         let value_at = place_in(value_lie, t) + vec2u(n * value_lie.head, 0u);

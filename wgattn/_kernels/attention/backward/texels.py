@@ -7,7 +7,7 @@ import numpy as np
 from wgattn._kernels.attention.backward.work import Work
 from wgattn._kernels.attention.boxes import Box, cut
 from wgattn._kernels.attention.problem import AttentionProblem
-from wgattn._kernels.attention.textures import Filled, dense_texels, rows_of
+from wgattn._kernels.attention.textures import Filled, dense_texels, dense_values, rows_of
 from wgattn._kernels.kernel import CopyToTexture, Launch, Operand, Scratch, Texture
 from wgattn._kernels.texture import Texels, lay
 from wgattn._kernels.texture_fill import fill
@@ -51,12 +51,14 @@ class Textures:
         resources, values = {}, {}
         for name in (*NAMES, *self.dense):
             part = cut("out" if name == "grad_out" else name, work.operands[name], box, work.group)
-            dense = name in self.dense
-            if dense:
-                part = rows_of(name, part)
-            laid = dense_texels(part) if dense else texels(work.problem.sweep, name, part)
+            if name in self.dense:
+                lies, part = part, rows_of(name, part)
+                laid = dense_texels(part)
+                values |= dense_values(name, lies, part, laid)
+            else:
+                laid = texels(work.problem.sweep, name, part)
+                values |= laid.values(name)
             resources[name] = texture = f"{name}_texels"
-            values |= laid.values(name) | (laid.broadcast(name) if dense else {})
             if self.held.get(name) != part:
                 steps += fill(part, work.source(name), laid, texture, work.limits)
                 self.held[name] = part
