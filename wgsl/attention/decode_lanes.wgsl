@@ -25,11 +25,11 @@ subgroupShuffle({{ name }}, {{ at }}u)
 {%- endif %}
 {%- endmacro %}
 // Decode, head dims in lanes, for CPU adapters: a subgroup owns one key/value head, HEADS query heads of its group and
-// one part of its keys. A lane holds a texel of dims of the query rows and of their sums, and a turn takes TURN keys: one
-// read of each serves all heads, and lanes add their products by shuffles that leave each lane the logits of a few
+// one part of its keys. A lane holds a texel of dims of the query rows and of their sums, and a turn takes TURN keys:
+// one read of each serves all heads, and lanes add their products by shuffles that leave each lane the logits of a few
 // heads, which alone it weighs. Rows of few texels leave lanes free: LANES of them share a key, and the subgroup takes
-// several keys side by side, whose sums are joined at the end. The body is small on purpose: with eight keys unrolled it
-// waits for its own instructions.
+// several keys side by side, whose sums are joined at the end. The body is small on purpose: with eight keys unrolled
+// it waits for its own instructions.
 
 {{ texels.layout() }}
 {{ texels.keys(problem, stored_names, blocks) }}
@@ -305,7 +305,8 @@ fn decode_lanes(
 %% endif
 %% endfor
 %% if problem.empty_rows == "mean"
-    // A row that keeps no key is the mean of V. The loop makes no turn where no row needs it; a branch would run masked.
+    // A row that keeps no key is the mean of V. The loop makes no turn where no row needs it; a branch would run
+    // masked.
     let any_empty = {% for g in range(HEADS) %}empty_{{ g }}{{ " || " if not loop.last }}{% endfor %};
     let end_mean = select(first_key, end_key, any_empty);
 %% for d in range(value_reads)

@@ -5,8 +5,8 @@
 // Decode on matrix units, for caches of one byte: a workgroup is one subgroup, and takes TILE_K keys at a time. Their
 // bytes become float16 in workgroup memory, exactly, PART_DIM of the head dims at a time: so little is staged that many
 // workgroups run beside each other. A query row is two rows of a matrix, a float16 and the float16 of what that leaves
-// out, and so is a row of weights: nothing is lost by them. Matrix units add without rounding, so that a workgroup takes
-// no more than some thousand keys. What its lanes write to workgroup memory, they read in the order of the text.
+// out, and so is a row of weights: nothing is lost by them. Matrix units add without rounding, so that a workgroup
+// takes no more than some thousand keys. What its lanes write to workgroup memory, they read in the order of the text.
 // Lane l has the logits of head l / HEAD_LANES, of as many keys one after another as there are heads.
 {% set heads = range(HEADS) %}
 {% set quads = range(HEADS // 4) %}

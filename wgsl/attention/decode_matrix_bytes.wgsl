@@ -1,5 +1,5 @@
-{# How decode_matrix takes keys and values of one byte: four of a word as float16, those of even places first, times WIDE
-   where there is one. Needs key_name, EMULATED. #}
+{# How decode_matrix takes keys and values of one byte: four of a word as float16, those of even places first, times
+   WIDE where there is one. Needs key_name, EMULATED. #}
 {% macro pair(bits, change) %}{{ ("pack2x16float(unpack2x16float(%s) %s)" if EMULATED else "bitcast<u32>(bitcast<vec2<f16>>(%s) %sh)") % (bits, change) }}{% endmacro %}
 %% if key_name == "i8"
 const WIDE: f32 = 1.0;

@@ -2,12 +2,12 @@
 {% include "attention/hooks.wgsl" %}
 {% import "shared/elements.wgsl" as elements %}
 
-// Decode in subgroups: one query row a head against many keys. A team of LANES lanes holds the query rows of HEADS heads
-// and their sums in registers, every lane its share of the head dims, and takes BATCH keys at a time, which it reads side
-// by side. Products are summed over the team by an exchange in which each step halves what a lane has left. Which head
-// a register belongs to may differ from lane to lane, so that what a lane keeps in a step lies in the first half of its
-// registers and what it gives in the second; so it may be with keys where reads stay wide. Nothing is shared between
-// teams before the keys are done.
+// Decode in subgroups: one query row a head against many keys. A team of LANES lanes holds the query rows of HEADS
+// heads and their sums in registers, every lane its share of the head dims, and takes BATCH keys at a time, which it
+// reads side by side. Products are summed over the team by an exchange in which each step halves what a lane has left.
+// Which head a register belongs to may differ from lane to lane, so that what a lane keeps in a step lies in the first
+// half of its registers and what it gives in the second; so it may be with keys where reads stay wide. Nothing is
+// shared between teams before the keys are done.
 {% set heads = range(HEADS) %}
 {% set batch = range(BATCH) %}
 {% set own = range(steps[-1].heads) %}
@@ -22,8 +22,9 @@
 {# Which of the heads or keys lies in register n of a lane; and the first whose logits it ends up with. #}
 {% macro placed(kind, n) %}{{ n }}u{% for step in steps if step.kind == kind and step.turned %} {{ "-" if step.second(n) else "+" }} select(0u, {{ step.size }}u, upper_{{ step.mask }}){% endfor %}{% endmacro %}
 {% macro first_own(kind) %}0u{% for step in steps if step.kind == kind %} + select(0u, {{ step.size }}u, upper_{{ step.mask }}){% endfor %}{% endmacro %}
-{# Where key s lies along the token axis, and where a lane's share of it does, in reads. Of two ways to reckon it,
-   compilers use registers better with one where keys are multiplied as digits, and with the other where they are not. #}
+{# Where key s lies along the token axis, and where a lane's share of it does, in reads. Of two ways to reckon
+   it, compilers use registers better with one where keys are multiplied as digits, and with the other where
+   they are not. #}
 {% macro slot(s) %}{{ s if DIGITS and not problem.paged else "key_slot(b, %s)" % s }}{% endmacro %}
 {% macro share(name, slot) %}{{ "%s_base + %s * %s_step" % (name, slot, name) if DIGITS else "(%s_rows + %s * parameters.%s_s) / %du + lane" % (name[0], slot, name, 4 * QUADS) }}{% endmacro %}
 {# A value of the lane across `mask`. #}

@@ -18,8 +18,8 @@
 {# Where block r of the rows is exchanged. #}
 {% macro place(array, r) %}{{ array }} + {{ r }}u * EXCHANGE{% endmacro %}
 
-{# The products of Q and the keys that lie from row `first` of key_tile on, as matrices of keys and rows: these are stored
-   by columns, without bank conflicts. #}
+{# The products of Q and the keys that lie from row `first` of key_tile on, as matrices of keys and rows: these are
+   stored by columns, without bank conflicts. #}
 {% macro products(first) %}
 {% macro key_part(t, c) %}{{ matrices.load("left", "key_tile", "%du * KEY_PITCH + %du" % (first + 16 * t, 2 * c), "KEY_PITCH") }}{% endmacro %}
 {% macro add(r, t, part, c) %}s_{{ r }}_{{ t }} = {{ matrices.multiply_add(part, "q_%d_%d" % (r, c), "s_%d_%d" % (r, t)) }};{% endmacro %}
@@ -193,8 +193,8 @@
 %% endfor
 {% endmacro %}
 
-{# A step: the weights of the keys at `at`, the logits of those at `then`, of segments `ids`, and products with V. Both lie
-   from row `first` of their tiles on. #}
+{# A step: the weights of the keys at `at`, the logits of those at `then`, of segments `ids`, and products with V. Both
+   lie from row `first` of their tiles on. #}
 {% macro step(at, then, ids, first) %}
         if ({{ "true" if EMULATED else "%s < own_keys.y && %s + STEP_K > own_keys.x" % (at, then) }}) {
 {{ follow_maxima() }}

@@ -9,7 +9,8 @@
 {% macro pieces(count) %}{{ (count + WORKGROUP - 1) // WORKGROUP }}{% endmacro %}
 {% macro piece(p, count) %}{{ "min(thread + %du, %du)" % (p * WORKGROUP, count - 1) if (p + 1) * WORKGROUP > count else "(thread + %du)" % (p * WORKGROUP) }}{% endmacro %}
 {% macro guard(p, count) %}{{ "if (thread < %du) " % (count - p * WORKGROUP) if (p + 1) * WORKGROUP > count }}{% endmacro %}
-{# Piece i of a stage of one side: four rows, of which those past the last are copies of it, and a chunk of their dims. #}
+{# Piece i of a stage of one side: four rows, of which those past the last are copies of it, and a chunk of
+   their dims. #}
 {% macro read_quad(side, i, reader, from, last, stage) %}
             let {{ side }}_quad = ({{ i }}) / {{ stage }}u;
             let {{ side }}_chunk = ({{ i }}) % {{ stage }}u;
