@@ -16,10 +16,10 @@
 {{ name ~ "_scale_" ~ (d if dtype == "u8" else 0) ~ " * " if dtype in ("u8", "i8") }}
 {%- endmacro %}
 
-// Flash, rows in lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP query rows of one key/value head, the heads of
-// its group side by side, and a lane ROWS of them. A turn takes KEYS keys, of which lanes hold SUBGROUP / KEYS texels side
-// by side: a lane reads one of one key, and shuffles from constant lanes hand them to all rows. Everything but the loop
-// over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
+// Flash, rows in lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP query rows of one key/value head, the heads
+// of its group side by side, and a lane ROWS of them. A turn takes KEYS keys, of which lanes hold SUBGROUP / KEYS
+// texels side by side: a lane reads one of one key, and shuffles from constant lanes hand them to all rows. Everything
+// but the loop over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
 
 {{ texels.layout() }}
 {{ texels.place("query") }}
@@ -40,7 +40,8 @@ fn flash_rows(
     let group = min(parameters.N, parameters.G);
     let rows = parameters.T * group;
     let blocks = (rows + ROWS * SUBGROUP - 1u) / (ROWS * SUBGROUP);
-    // Threads take runs of workgroups, and late rows keep more keys where the mask is causal: blocks come from both ends by turns.
+    // Threads take runs of workgroups, and late rows keep more keys where the mask is causal: blocks come from both
+    // ends by turns.
     let turn = index % blocks;
     let block = select(turn / 2u, blocks - 1u - turn / 2u, turn % 2u == 1u);
     index /= blocks;
@@ -107,7 +108,8 @@ fn flash_rows(
 %% endfor
 
 %% if dense_names
-    // Turns start at a multiple of four keys, as texels do; for keys before the first one that one is read, and not kept.
+    // Turns start at a multiple of four keys, as texels do; for keys before the first one that one is read, and not
+    // kept.
     let launch_first = parameters.key_first;
     let start = select(keys.x, keys.x - (keys.x - launch_first) % 4u, keys.x < keys.y);
 %% else

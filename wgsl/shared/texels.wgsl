@@ -1,7 +1,9 @@
-{# Macros: rows of heads in textures (see texture.py). They need the bindings, the parameters of texture.fields(NAME), and FOLD. #}
+{# Macros: rows of heads in textures (see texture.py). They need the bindings, the parameters of texture.fields(NAME),
+   and FOLD. #}
 {% import "shared/elements.wgsl" as elements %}
 
-{# How rows lie in a texture. Kernels read it before their loops: a parameter that is read in one is read in each turn. #}
+{# How rows lie in a texture. Kernels read it before their loops: a parameter that is read in one is read in each
+   turn. #}
 {% macro layout() -%}
 struct Layout {
     row: u32,
@@ -35,8 +37,8 @@ fn {{ name }}_place(b: u32, index: u32, head: u32) -> vec2u {
 }
 {% endmacro %}
 
-{# What kernels of keys in textures share: where the texels of a key start, where it stands, its scales. They need the hooks
-   of attention; `names` are the textures that a key has rows in. #}
+{# What kernels of keys in textures share: where the texels of a key start, where it stands, its scales. They need the
+   hooks of attention; `names` are the textures that a key has rows in. #}
 {% macro keys(problem, names, blocks) -%}
 // How the keys of a key/value head lie, from key `first` on, or all of a pool.
 struct Keys {
