@@ -19,7 +19,8 @@
 // Flash, rows in lanes, for CPU adapters: a subgroup owns ROWS · SUBGROUP query rows of one key/value head, the heads
 // of its group side by side, and a lane ROWS of them. A turn takes KEYS keys, of which lanes hold SUBGROUP / KEYS
 // texels side by side: a lane reads one of one key, and shuffles from constant lanes hand them to all rows. Everything
-// but the loop over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a storage buffer.
+// but the loop over keys is unrolled over named values: no workgroup memory, no barrier, no array, nothing from a
+// storage buffer.
 
 {{ texels.layout() }}
 {{ texels.place("query") }}
