@@ -135,3 +135,11 @@ def test_workgroup_memory_has_its_bytes_above(path: Path) -> None:
     for above, line in pairwise(lines):
         if line.startswith("var<workgroup>"):
             assert re.match(r"// .*\bbytes\b", above), line
+
+
+def test_comments_fit_a_line() -> None:
+    """Code may be wider, where a template fills it in; text is not."""
+    comment = re.compile(r"\{#.*?#\}|^ *//.*?$", re.DOTALL | re.MULTILINE)
+    for path in sorted(wgsl_root().rglob("*.wgsl")):
+        for found in comment.finditer(path.read_text(encoding="utf-8")):
+            assert max(map(len, found[0].splitlines())) <= 120, f"{path.name}: {found[0]}"

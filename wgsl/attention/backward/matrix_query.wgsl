@@ -5,8 +5,8 @@
 
 // On matrix units: the query's gradient from gradients by scores that the sweep by key and value has kept. A workgroup
 // owns OWN query rows of one head, each subgroup BLOCKS blocks of 16; K streams by, STAGED keys at a time, in the two
-// halves of `key_tile` by turns. Gradients by scores are read a stage before they are needed, 16 bytes a lane, and become
-// matrices on their way through workgroup memory.
+// halves of `key_tile` by turns. Gradients by scores are read a stage before they are needed, 16 bytes a lane, and
+// become matrices on their way through workgroup memory.
 {% set blocks = range(BLOCKS) %}
 {% set columns = range(STAGED // 16) %}
 {% set head_steps = range(HEAD_STEPS) %}

@@ -1,5 +1,5 @@
-{# What the backward kernels on matrix units share: how weights and gradients by scores fit float16, and where the latter
-   lie when they are kept. #}
+{# What the backward kernels on matrix units share: how weights and gradients by scores fit float16, and where the
+   latter lie when they are kept. #}
 const WEIGHT_SIZE: f32 = 16384.0;
 const WEIGHT_BITS: f32 = 14.0;
 

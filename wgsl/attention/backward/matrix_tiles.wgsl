@@ -1,5 +1,5 @@
-{# Macros: how the backward kernel on matrix units brings rows into workgroup memory, and multiplies them there. Import it
-   with its context. A row is copied 16 bytes at a time where `WIDE`, and by the shared readers elsewhere. #}
+{# Macros: how the backward kernel on matrix units brings rows into workgroup memory, and multiplies them there. Import
+   it with its context. A row is copied 16 bytes at a time where `WIDE`, and by the shared readers elsewhere. #}
 {% import "shared/matrices.wgsl" as matrices with context %}
 {% set blocks = range(BLOCKS) %}
 {% set columns = range(STREAM_BLOCKS) %}
