@@ -13,7 +13,7 @@ from tests.kernels.attention.run_attention import weak
 from tests.kernels.attention.test_families import OPTIONS, options_of
 from tests.tolerance import check
 from wgattn._dtypes import bfloat16, float16, float32
-from wgattn._kernels.attention.backward import matrix
+from wgattn._kernels.attention.backward import launches, matrix
 from wgattn._kernels.attention.backward.choose import choose_backward
 from wgattn._kernels.attention.backward.matrix import Tile
 from wgattn._kernels.attention.backward.problem import GradientProblem
@@ -76,6 +76,7 @@ def test_tiles(option: str, here: DeviceProfile) -> None:
 def test_kept_scores(heads: int, here: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     """The query's gradient from gradients by scores, two heads kept at a time; from a sweep where none is."""
     monkeypatch.setattr(matrix, "MOST_KEPT", 2 * heads * 3 * 5 * 512)
+    monkeypatch.setattr(launches, "KEPT_WORKGROUPS", 1)
     made = plan_of(matrix, *half(), profile=here, is_causal=True).plan
     names = [step.variant.name for step in made.steps if isinstance(step, Launch)]
     assert sum("from_scores" in name for name in names) == (2 if heads else 0)
@@ -169,6 +170,15 @@ def test_the_same_bits_every_run(here: DeviceProfile) -> None:
     first, second = (run(matrix, *half(), profile=here, is_causal=True) for _ in range(2))
     for name, gradient in first.items():
         assert gradient.tobytes() == second[name].tobytes(), name
+
+
+def test_kept_scores_of_few_heads() -> None:
+    """Where a launch would have few workgroups, and others had to follow, there are two sweeps."""
+    for heads, T, kept in ((16, 4096, True), (4, 1024, True), (1, 16384, True), (2, 16384, False)):
+        arrays = tuple(np.broadcast_to(np.zeros((), float16), (1, T, heads, 64)) for _ in range(4))
+        steps = plan_of(matrix, *arrays, profile=MATRICES, is_causal=True).plan.steps
+        names = [step.variant.name for step in steps if isinstance(step, Launch)]
+        assert any("from_scores" in name for name in names) == kept, (heads, T)
 
 
 def problem_of(arrays: tuple[np.ndarray, ...], **options: Any) -> GradientProblem:

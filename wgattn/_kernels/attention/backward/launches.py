@@ -30,6 +30,7 @@ from wgattn._runtime.profile import DeviceProfile
 # How many times longer a dispatch takes than a fast forward family's over the same rows and keys. Backward makes nine
 # products against forward's two, four of them in one dispatch at most, at less of the device's rate.
 SLOWNESS = 5
+KEPT_WORKGROUPS = 512  # of a launch that keeps gradients by scores: fewer leave too much of a device idle at its end
 SCORED_SLOWLY = 32  # beside a bias: its gradient and far rows score again, a thread a pair
 
 
@@ -154,7 +155,10 @@ def _kept_heads(work: Work, kept: Kept | None, boxes: tuple[Box, ...], key_spans
         return 0
     if len(boxes) != 1 or len(key_spans) != 1:
         return 0
-    return kept.most_bytes // _kept_bytes(replace(boxes[0], s=key_spans[0]), work.group) * work.group
+    box = replace(boxes[0], s=key_spans[0])
+    heads = min(kept.most_bytes // _kept_bytes(box, work.group) * work.group, box.size("n"))
+    busy = kept.by_key_value.workgroups(replace(box, n=(box.n[0], box.n[0] + heads))) >= KEPT_WORKGROUPS
+    return heads if busy or heads == box.size("n") else 0
 
 
 def _kept_bytes(box: Box, heads: int) -> int:
@@ -165,7 +169,6 @@ def _by_kept(work: Work, kept: Kept, box: Box, heads: int, scratch: dict[str, Sc
     """All three gradients, some heads after others."""
     steps: list[Launch] = []
     first, end = box.n
-    heads = min(heads, end - first)
     scratch["kept_scores"] = Scratch(_kept_bytes(box, heads))
     scores: dict[str, Bytes | str] = {"scores": Bytes("kept_scores")}
     for start in range(first, end, heads):
