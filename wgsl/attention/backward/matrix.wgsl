@@ -167,8 +167,7 @@
 var<workgroup> head_tile: array<vec4u, STAGED * HEAD_PITCH>;
 // STAGED · VALUE_PITCH · 16 bytes
 var<workgroup> value_tile: array<vec4u, STAGED * VALUE_PITCH>;
-// SUBGROUPS · EXCHANGE · 16 bytes: 16 scores and gradients by weights a row, or sums; then weights and gradients by
-// scores
+// SUBGROUPS · EXCHANGE · 16 bytes: 16 scores and gradients by weights a row, or sums; then what these become
 var<workgroup> exchange: array<vec4u, SUBGROUPS * EXCHANGE>;
 %% if BY == "key_value"
 // STAGED · 8 bytes: a streamed row's residual, less WEIGHT_BITS, and its delta times the factor
