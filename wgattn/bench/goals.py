@@ -64,6 +64,8 @@ def _host(light: float, heavy: float) -> tuple[Goal, ...]:
         Goal("compile", "light", "seconds", light, True),
         Goal("compile", "heavy", "seconds", heavy, True),
         Goal("compile", "cached", "over_s", 60e-6, True),
+        Goal("compile", "attend, dense", "over_s", 60e-6, True),
+        Goal("compile", "attend, paged", "over_s", 60e-6, True),
         *(
             goal
             for command in ("forward,", "backward,", "decode,")

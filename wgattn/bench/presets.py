@@ -62,7 +62,8 @@ def _forward(preset: Preset) -> tuple[Case, ...]:
         full = replace(grouped, K=8, causal=False)
         long = replace(_square(8192), K=8)
         narrow = [replace(each, dtype=dtype) for each in (wide, grouped) for dtype in ("f16", "bf16")]
-        return _cases("forward", wide, grouped, full, long, _square(1024), *narrow)
+        masked = replace(wide, causal=False, mask="TS")
+        return _cases("forward", wide, grouped, full, long, _square(1024), *narrow, masked)
     deep = replace(LAYER, H=128, Hv=128)
     f16 = [replace(each, dtype="f16") for each in (LAYER, deep)]
     portable = replace(LAYER, B=1, T=2048, S=2048)  # what other portable routes take too
