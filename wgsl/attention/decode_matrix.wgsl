@@ -2,11 +2,11 @@
 {% include "attention/hooks.wgsl" %}
 {% import "shared/matrices.wgsl" as matrices with context %}
 
-// Decode on matrix units, for caches of one byte: a workgroup is one subgroup, and takes TILE_K keys at a time. Their
-// bytes become float16 in workgroup memory, exactly, PART_DIM of the head dims at a time: so little is staged that many
+// Decode on matrix units, for float8 caches: a workgroup is one subgroup, and takes TILE_K keys at a time. Their bytes
+// become float16 in workgroup memory, exactly, PART_DIM of the head dims at a time: so little is staged that many
 // workgroups run beside each other. A query row is two rows of a matrix, a float16 and the float16 of what that leaves
-// out, and so is a row of weights: nothing is lost by them. Matrix units add without rounding, so that a workgroup
-// takes no more than some thousand keys. What its lanes write to workgroup memory, they read in the order of the text.
+// out, and so is a row of weights: nothing is lost by them, but matrix units add without rounding. What its lanes write
+// to workgroup memory, they read in the order of the text.
 // Lane l has the logits of head l / HEAD_LANES, of as many keys one after another as there are heads.
 {% set heads = range(HEADS) %}
 {% set quads = range(HEADS // 4) %}
@@ -39,10 +39,10 @@
 {% endmacro %}
 // TILE_K · PITCH · 16 bytes: Q; keys and values, as float16; logits
 var<workgroup> tile: array<vec4u, TILE_K * PITCH>;
-// EXCHANGE · 16 bytes: scales; weights, as float16; sums
+// EXCHANGE · 16 bytes: weights, as float16; sums
 var<workgroup> exchange: array<vec4u, EXCHANGE>;
-// 3 · HEADS · 4 bytes: of each head a factor or a total, the maximum, and the exponent of the sums' unit
-var<workgroup> of_heads: array<f32, 3 * HEADS>;
+// 2 · HEADS · 4 bytes: of each head a factor or a total, and the maximum
+var<workgroup> of_heads: array<f32, 2 * HEADS>;
 %% if EMULATED
 // 128 bytes: the lanes' maxima
 var<workgroup> highs: array<f32, 32>;
@@ -154,12 +154,6 @@ fn decode_matrix(
 %% endfor
     var top = MASKED;
     var total = 0.0;
-%% if problem.scales
-    // Sums are in a unit of 2^weighted_top, which follows the weights times their scales as `top` follows the weights.
-    var weighted_top = MASKED;
-    var key_scale = 0.0;
-    var value_scale = 0.0;
-%% endif
 %% for i in pieces
 %% for part in key_parts
     var key_{{ part }}_{{ i }} = vec4u();
@@ -178,11 +172,6 @@ fn decode_matrix(
         value_{{ part }}_{{ i }} = {{ read("value", part, i) }};
 %% endfor
 %% endfor
-%% if problem.scales
-        let scales_first = scales_at(b, key_slot(b, min(keys.x + lane, keys.y - 1u)), k);
-        key_scale = scales[scales_first];
-        value_scale = scales[scales_first + 1u];
-%% endif
     }
     var started = false;
     for (var at = keys.x; at < keys.y; at += TILE_K) {
@@ -200,13 +189,6 @@ fn decode_matrix(
 %% endfor
 %% endif
         {{ reads_of("at + TILE_K") }}
-%% if problem.scales
-        exchange[lane / 4u][lane % 4u] = bitcast<u32>(key_scale);
-        exchange[8u + lane / 4u][lane % 4u] = bitcast<u32>({{ "select(0.0, value_scale, key_there(b, min(at + lane, keys.y - 1u)))" if problem.paged else "value_scale" }});
-        let scales_next = scales_at(b, key_slot(b, min(at + TILE_K + lane, keys.y - 1u)), k);
-        key_scale = scales[scales_next];
-        value_scale = scales[scales_next + 1u];
-%% endif
 %% for t in blocks
         var product_{{ t }} = {{ matrices.zero() }};
 %% endfor
@@ -231,10 +213,6 @@ fn decode_matrix(
 %% if NAN_IS_INFINITE
         y_{{ i }} = without_infinities(y_{{ i }});
 %% endif
-%% if problem.scales
-        y_{{ i }} *= bitcast<vec4f>(exchange[own_first / 4u + {{ i }}u]);
-        let value_scale_{{ i }} = bitcast<vec4f>(exchange[8u + own_first / 4u + {{ i }}u]);
-%% endif
 %% for e in range(4)
         {
             let s = at + own_first + {{ 4 * i + e }}u;
@@ -247,48 +225,34 @@ fn decode_matrix(
         {{ put("value", 0) }}
 
         var high = MASKED;
-%% if problem.scales
-        var weighted_high = MASKED;
-%% endif
 %% for i in quads
 %% for e in range(4)
         high = max(high, y_{{ i }}.{{ "xyzw"[e] }});
-%% if problem.scales
-        weighted_high = max(weighted_high, y_{{ i }}.{{ "xyzw"[e] }} + log2(max(abs(value_scale_{{ i }}.{{ "xyzw"[e] }}), LEAST_SCALE)));
-%% endif
 %% endfor
 %% endfor
         // A maximum is followed where it grew much: weights stay below what float16 holds, and rescaling is rare.
 %% if EMULATED
         {
 %% else
-        if (subgroupAny(high > top + SLACK{{ " || weighted_high > weighted_top + SLACK" if problem.scales }})) {
+        if (subgroupAny(high > top + SLACK)) {
 %% endif
-%% for value in ("high", "weighted_high") if value == "high" or problem.scales
 %% if EMULATED
             workgroupBarrier();
-            highs[lane] = {{ value }};
+            highs[lane] = high;
             workgroupBarrier();
             for (var i = own_head * HEAD_LANES; i < (own_head + 1u) * HEAD_LANES; i++) {
-                {{ value }} = max({{ value }}, highs[i]);
+                high = max(high, highs[i]);
             }
 %% else
 %% for mask in (4, 2, 1) if mask < HEAD_LANES
-            {{ value }} = max({{ value }}, subgroupShuffleXor({{ value }}, {{ mask }}u));
+            high = max(high, subgroupShuffleXor(high, {{ mask }}u));
 %% endfor
 %% endif
-%% endfor
             high = max(high, top);
             let fade = decay(top, high);
             top = high;
             total *= fade;
-%% if problem.scales
-            weighted_high = max(weighted_high, weighted_top);
-            of_heads[own_head] = decay(weighted_top, weighted_high);
-            weighted_top = weighted_high;
-%% else
             of_heads[own_head] = fade;
-%% endif
             if (started) {
                 {{ settle() }}
                 let row_fade = of_heads[lane % HEADS];
@@ -304,14 +268,11 @@ fn decode_matrix(
             }
         }
         started = true;
-%% if problem.scales
-        let unit = LARGE * exp2(top - weighted_top);
-%% endif
         {{ settle() }}
 %% for i in quads
         let w_{{ i }} = weights_of(y_{{ i }}, top);
         total += (w_{{ i }}.x + w_{{ i }}.y) + (w_{{ i }}.z + w_{{ i }}.w);
-        let v_{{ i }} = {{ "unit * (value_scale_%d * w_%d)" % (i, i) if problem.scales else "LARGE * w_%d" % i }};
+        let v_{{ i }} = LARGE * w_{{ i }};
         let high_{{ i }} = packed(coarse(v_{{ i }}));
         let low_{{ i }} = packed(v_{{ i }} - coarse(v_{{ i }}));
 %% endfor
@@ -358,7 +319,6 @@ fn decode_matrix(
     }
     of_heads[own_head] = total;
     of_heads[HEADS + own_head] = top;
-    of_heads[2u * HEADS + own_head] = {{ "exp2(weighted_top - top) / (LARGE * WIDE)" if problem.scales else "1.0 / (LARGE * WIDE)" }};
     workgroupBarrier();
     let item_total = of_heads[item_head];
     let item_top = of_heads[HEADS + item_head];
@@ -381,7 +341,7 @@ fn decode_matrix(
         }
 %% endif
         let sum = bitcast<vec4f>(exchange[item_head * SUM_PITCH + lane % 4u]) + bitcast<vec4f>(exchange[(HEADS + item_head) * SUM_PITCH + lane % 4u]);
-        let four = of_heads[2u * HEADS + item_head] * sum.xzyw;
+        let four = 1.0 / (LARGE * WIDE) * sum.xzyw;
         finish_chunk(part, b, 0u, n_first + item_head, item_top, item_total, to, {{ "without_infinities(four)" if NAN_IS_INFINITE else "four" }}, all_values);
     }
 %% endfor

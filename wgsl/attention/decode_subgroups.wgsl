@@ -20,8 +20,8 @@
 {% macro dot4(digit, g, j, i) %}dot4I8Packed({{ digit }}_{{ g }}_{{ i }}, {{ word("key", j, i) }}){% endmacro %}
 {% macro x(step, j, g) %}{{ "x" if step < 0 else "r%d" % step }}_{{ j }}_{{ g }}{% endmacro %}
 {# Which of the heads or keys lies in register n of a lane; and the first whose logits it ends up with. #}
-{% macro placed(kind, n) %}{{ n }}u{% for step in steps if step.kind == kind and step.turned %} {{ "-" if step.second(n) else "+" }} select(0u, {{ step.size }}u, upper_{{ step.mask }}){% endfor %}{% endmacro %}
-{% macro first_own(kind) %}0u{% for step in steps if step.kind == kind %} + select(0u, {{ step.size }}u, upper_{{ step.mask }}){% endfor %}{% endmacro %}
+{% macro placed(what, n) %}{{ n }}u{% for step in steps if step.kind == what and step.turned %} {{ "-" if step.second(n) else "+" }} select(0u, {{ step.size }}u, upper_{{ step.mask }}){% endfor %}{% endmacro %}
+{% macro first_own(what) %}0u{% for step in steps if step.kind == what %} + select(0u, {{ step.size }}u, upper_{{ step.mask }}){% endfor %}{% endmacro %}
 {# Where key s lies along the token axis, and where a lane's share of it does, in reads. Of two ways to reckon
    it, compilers use registers better with one where keys are multiplied as digits, and with the other where
    they are not. #}
