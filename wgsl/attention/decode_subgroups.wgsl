@@ -8,12 +8,13 @@
 // Which head a register belongs to may differ from lane to lane, so that what a lane keeps in a step lies in the first
 // half of its registers and what it gives in the second; so it may be with keys where reads stay wide. Nothing is
 // shared between teams before the keys are done.
+{# A long file: its parts are of one loop, and share registers by name. #}
 {% set heads = range(HEADS) %}
 {% set batch = range(BATCH) %}
 {% set own = range(steps[-1].heads) %}
 {% set own_keys = range(steps[-1].keys) %}
-{# What a key without a page, or of another segment, has for a value must not reach the sums, where 0 · NaN is NaN. #}
 {% set word_type = {0: "", 4: "u32", 8: "vec2u", 16: "vec4u"}[UNIT] %}
+{# What a key without a page, or of another segment, has for a value must not reach the sums, where 0 · NaN is NaN. #}
 {% set guarded = problem.paged or problem.segments %}
 {% macro word(name, j, i) %}{{ name }}_{{ j }}_{{ i // QUADS }}{{ "." + "xyzw"[i % QUADS] if QUADS > 1 }}{% endmacro %}
 {% macro quad(name, j, i) %}{% if AHEAD %}widen({{ word(name, j, i) }}){% else %}{{ elements.quad_of(key_name, UNIT, "%s_%d_%d" % (name, j, i // QUADS), i % QUADS) }}{% endif %}{% endmacro %}

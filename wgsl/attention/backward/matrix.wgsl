@@ -22,6 +22,7 @@
 %% if KEPT
 // Gradients by scores are kept, too, in tiles of 16 rows and 16 keys, for matrix_query.wgsl.
 %% endif
+{# A long file: its parts are of one loop, and share matrices by name. #}
 {% set blocks = range(BLOCKS) %}
 {% set columns = range(STREAM_BLOCKS) %}
 {% set head_steps = range(HEAD_STEPS) %}
