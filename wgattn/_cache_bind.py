@@ -86,6 +86,18 @@ def cache_window(form: CacheForm, last: bool) -> Mask:
     return newest | masks.prefix(form.pinned) if form.pinned else newest
 
 
+def within_window(form: CacheForm, last: bool, ranges: Mask) -> Mask:
+    """What a call's `ranges` leave of what the cache keeps. Raises TypeError where that is no range and a prefix."""
+    window = cache_window(form, last)
+    try:
+        return window & ranges
+    except TypeError:
+        raise TypeError(
+            f"the window cache keeps {window}, and the call {ranges}: kernels take a range, or a range and a prefix, "
+            "which both together are not. Leave the window to the cache, or create it with pinned=0"
+        ) from None
+
+
 def looks_at_positions(mask: Mask) -> bool:
     """Whether which keys a row keeps hangs on where it sits."""
     return any(bound.kind != "constant" for clause in mask.clauses for bound in clause)

@@ -14,7 +14,7 @@ from ._array import Array, apply
 from ._attend import attend, ranges_of, rotated
 from ._bind import array_of, bind, per_entry, rope_of
 from ._cache import KVCache
-from ._cache_bind import bind_cached, cache_window, check_ring, looks_at_positions, require_ring_seen
+from ._cache_bind import bind_cached, check_ring, looks_at_positions, require_ring_seen, within_window
 from ._dtypes import float32, int4, int32
 from ._graph.operations import Rotate
 from ._kernels.attention.problem import Call
@@ -228,7 +228,7 @@ def cached_attention(
     if cache.form.ring is not None:
         check_ring(cache, call.T, bias, mask)
     last = query_offset is None and call.T == 1  # every key of the sequence comes before the query
-    ranges = cache_window(cache.form, last) & ranges_of(mask, is_causal and not last, local_window_size)
+    ranges = within_window(cache.form, last, ranges_of(mask, is_causal and not last, local_window_size))
     if query_offset is not None:
         offset = per_entry(query_offset, "query_offset", call.B)
     else:

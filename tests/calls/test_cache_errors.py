@@ -177,6 +177,10 @@ def test_a_ring_that_has_overwritten_what_is_asked_for():
     ):
         with pytest.raises(ValueError, match="a window cache takes no bias, no dense mask and no segments"):
             nn.cached_attention(query[:, :2], ring, **given)
+    with pytest.raises(
+        TypeError, match=r"keeps local\(5, 0\) \| prefix\(2\), and the call .* local\(8, 1\): .*pinned=0"
+    ):
+        nn.cached_attention(query[:, :2], ring, local_window_size=(8, 1))
 
 
 @pytest.mark.device
