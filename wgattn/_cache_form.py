@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ._dtypes import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, int4, int8, uint8
+from ._dtypes import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, int4, int8, named, uint8
 from ._kernels.kernel import FAR
 from ._kernels.stored import row_size, scale_count
 
@@ -115,7 +115,7 @@ def dtype_of(given: Any) -> np.dtype:
     except TypeError:
         raise TypeError(f"the dtype of a cache is one of {known}; got {given!r}") from None
     if dtype not in DTYPES:
-        raise TypeError(f"the dtype of a cache is one of {known}; got {dtype.name}")
+        raise TypeError(f"the dtype of a cache is one of {known}; got {named(given)}")
     return dtype
 
 

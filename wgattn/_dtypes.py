@@ -42,14 +42,20 @@ def canonical(dtype: Any) -> np.dtype:
 
     Raises TypeError for a type that wgattn has no storage for.
     """
-    given = np.dtype(dtype)
+    given = np.dtype(dtype).newbyteorder("=")
     if given in _SHORT:
         return given
     narrowed = {"f8": float32, "i8": int32, "u8": uint32, "i2": int32, "u2": uint32}.get(given.str[1:], given)
     if narrowed not in _SHORT:
         known = ", ".join(d.name for d in _SHORT)
-        raise TypeError(f"dtype {given.name} has no place in wgattn: it takes {known}; cast with .astype first")
+        raise TypeError(f"dtype {named(dtype)} has no place in wgattn: it takes {known}; cast with .astype first")
     return narrowed
+
+
+def named(dtype: Any) -> str:
+    """How an error names a type that was given: NumPy reads a text such as f16 as sixteen bytes, so that is told."""
+    name = np.dtype(dtype).name
+    return f"{name} (NumPy's reading of {dtype!r})" if isinstance(dtype, str) and dtype != name else name
 
 
 @cache

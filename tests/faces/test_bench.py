@@ -289,7 +289,7 @@ def test_every_option_of_a_call_can_be_timed(
 @pytest.mark.parametrize("command", ["backward", "decode"])
 def test_other_commands_time_a_call_that_is_given(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "ceilings", lambda *given: CEILINGS)
-    options = ("--causal",) if command == "backward" else ("--keys", "40", "--dtype", "f32", "--cache", "int8")
+    options = ("--causal",) if command == "backward" else ("--keys", "40", "--dtype", "f32", "--cache", "i8")
     call = ("--q", f"2,{1 if command == 'decode' else 24},4,16", "--kv-heads", "2", *options)
     (row,) = here("bench", command, *call, "--rounds", "5", "--peers", "jax", "--json")["rows"]
     assert row["error"] < 1e-4

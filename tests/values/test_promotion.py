@@ -100,6 +100,13 @@ def test_64_bit_inputs_become_32_bit(dtype: Any):
     assert wa.asarray(np.ones(3, np.float16)).astype(dtype).dtype.itemsize == 4
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", ">u2"])
+def test_bytes_in_the_other_order_are_the_same_type(dtype: str):
+    x = np.arange(3).astype(dtype)
+    assert wa.asarray(x).astype(dtype).dtype == wa.asarray(x).dtype
+    np.testing.assert_array_equal(np.asarray(wa.asarray(x)), x)
+
+
 @pytest.mark.parametrize("scalar", [np.float64(2), np.float32(2), np.int64(2)])
 def test_numpy_scalars_are_not_weak(scalar: Any):
     half = np.ones(3, np.float16)
@@ -111,6 +118,8 @@ def test_what_storage_types_refuse():
         wa.asarray(np.ones(3, np.int8)) + 1
     with pytest.raises(TypeError, match="complex64 has no place"):
         wa.asarray(np.ones(3, np.complex64))
+    with pytest.raises(TypeError, match=r"dtype complex64 \(NumPy's reading of 'c8'\) has no place"):
+        wa.asarray(np.ones(3, np.float32)).astype("c8")
 
 
 def test_python_integers_that_fit_nowhere():

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from wgattn._cache_form import DTYPES
+from wgattn._dtypes import short_name
 
 
 def flag(name: str, told: str, **more: Any) -> Any:
@@ -17,6 +18,7 @@ def flag(name: str, told: str, **more: Any) -> Any:
 
 Json = Annotated[bool, flag("--json", "Print JSON instead of a table.")]
 STORED = tuple(dtype.name for dtype in DTYPES)
+SHORT = {short_name(dtype): dtype.name for dtype in DTYPES}  # f16 and so on, as --dtype says it
 FAMILIES = "plain, flash_tiled, flash_matrix, flash_rows, decode, decode_lanes, decode_subgroups or decode_matrix"
 
 

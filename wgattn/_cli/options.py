@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from wgattn._cli.arguments import STORED
+from wgattn._cli.arguments import SHORT, STORED
 from wgattn.bench.workload import DTYPES, Workload
 
 
@@ -28,8 +28,10 @@ def workload(
     if N % K:
         told = f"{N} query heads cannot share {K} key/value heads: N % K must be 0"
         raise typer.BadParameter(told, param_hint="--kv-heads")
-    if (cache := options.get("cache")) is not None and cache not in STORED:
-        raise typer.BadParameter(f"{cache!r} is not one of {', '.join(STORED)}", param_hint="--cache")
+    if (cache := options.get("cache")) is not None:
+        options["cache"] = stored = SHORT.get(cache, cache)
+        if stored not in STORED:
+            raise typer.BadParameter(f"{cache!r} is not one of {', '.join(STORED)}", param_hint="--cache")
     for name in ("bias", "mask"):
         letters = options.get(name)
         if letters is not None and not re.fullmatch("B?N?T?S?", letters):

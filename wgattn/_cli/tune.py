@@ -94,7 +94,7 @@ def print_rows(rows: Sequence[Row], found: dict[str, int]) -> None:
 def verdict(cases: Sequence[Case], rows: Sequence[Row], found: dict[str, int], file: str) -> dict[str, str]:
     """What came of it, in words."""
     if not rows:
-        return {"tuned": f"{len(cases)} calls have no constant that could be another on this device"}
+        return {"tuned": f"nothing: no constant of {len(cases)} call(s) could be another on this device"}
     worst = max(rows, key=lambda row: row.ratio)
     told = {"rules": f"at most {worst.ratio:.2f} times as long as the best ({worst.constant}, {worst.call})"}
     if not found:
