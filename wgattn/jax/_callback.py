@@ -4,7 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,11 @@ def run_in_jax(program: HostCallback, *arrays: jax.Array) -> tuple[jax.Array, ..
     On a CPU the callback works on JAX's own buffers: `pure_callback` would copy them twice, and by threads of the pool
     that callbacks wait in, so that as many callbacks as threads would wait for ever. Elsewhere it is `pure_callback`,
     or `io_callback` for one with an effect. An effect is not ordered, unless by `run_in_order`.
+
+    Raises UnsupportedError where JAX differentiates what it gives: the backward pass of a call, once more.
     """
+    if not program.effect:  # what works on a cache's handle sees to that itself
+        arrays = _without_derivative(*arrays)
     shapes = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.results)
     varying = varying_axes(arrays)
 
@@ -158,6 +162,19 @@ def run_in_jax(program: HostCallback, *arrays: jax.Array) -> tuple[jax.Array, ..
         return tuple(vary(x, varying) for x in jax.pure_callback(program, shapes, *xs, vmap_method="sequential"))
 
     return lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
+
+
+@jax.custom_jvp
+def _without_derivative(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return arrays
+
+
+@_without_derivative.defjvp
+def _refuse_jvp(primals: Any, tangents: Any) -> NoReturn:
+    raise UnsupportedError(
+        "a call of wgattn.jax is differentiated once: there is no grad of its grad, and no jax.hessian. Take "
+        "jax.nn.dot_product_attention there, or jax.lax.stop_gradient of what is to count as constant"
+    )
 
 
 @lru_cache(maxsize=256)

@@ -101,15 +101,16 @@ def _stacked(given: Any, name: str) -> jax.Array:
 @lru_cache(maxsize=2)
 def _transformable(count: int) -> Callable[..., Arrays]:
     """The merge of two operands, or three with sinks, as a function that jax transforms."""
+    run = batched(_forward_program, Batching.none(count))
 
     @jax.custom_vjp
     def wgattn_merge(*operands: jax.Array) -> Arrays:
-        return batched(_forward_program, Batching.none(count))(*operands)
+        return run(*operands)
 
     def forward(*operands: Any) -> tuple[Arrays, Any]:
         values = tuple(x.value for x in operands)
         wanted = Wanted(tuple(i for i, x in enumerate(operands) if x.perturbed))
-        return wgattn_merge(*values), (wanted, values)
+        return run(*values), (wanted, values)
 
     def backward(kept: Any, cotangents: Arrays) -> tuple[jax.Array | None, ...]:
         wanted, values = kept

@@ -113,6 +113,26 @@ def test_forward_mode_raises_jax_own_error() -> None:
         jax.jvp(lambda q: OURS(q, k, v), (q,), (q,))
 
 
+def again(f: Any) -> Any:
+    """The gradient of a gradient, jitted."""
+    return jax.jit(jax.grad(lambda x: jax.grad(f)(x).sum()))
+
+
+@pytest.mark.parametrize("twice", [jax.hessian, again])
+def test_a_second_derivative_says_that_there_is_none(twice: Any) -> None:
+    q, k, v = operands(13)
+
+    def attended(q: jax.Array) -> jax.Array:
+        return OURS(q, k, v).sum()
+
+    def merged(q: jax.Array) -> jax.Array:
+        return wgattn.jax.merge_attention([q, k], [q[..., 0], k[..., 0]]).sum()
+
+    for loss in (attended, merged):
+        with pytest.raises(wgattn.UnsupportedError, match="differentiated once"):
+            twice(loss)(q)
+
+
 def test_check_grads() -> None:
     from jax.test_util import check_grads
 
