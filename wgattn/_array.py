@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import reduce
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import ref
 
 import numpy as np
@@ -95,11 +95,6 @@ class Array:
 
     def __iter__(self) -> "Iterator[Array]":
         return (self[i] for i in range(len(self)))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in Array.__slots__:
-            raise AttributeError(name)
-        raise AttributeError(f"wgattn.Array has no {name}: {_MISSING}")
 
     # The value.
 
@@ -295,14 +290,21 @@ class Array:
     def __ge__(self, other: Any) -> "Array":
         return _binary("greater_equal", self, other)
 
-    def _refuse(self, *_: object) -> Any:
-        raise TypeError(
-            "wgattn has no matrix product, power, modulo or integer division. It is for attention: "
-            "wgattn.nn.dot_product_attention(query, key, value) multiplies and softmaxes in one kernel; "
-            "do projections and the like with jax.numpy or NumPy"
-        )
+    if not TYPE_CHECKING:  # a type checker would take these for what an Array has
 
-    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _refuse
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__") or name in Array.__slots__:
+                raise AttributeError(name)
+            raise AttributeError(f"wgattn.Array has no {name}: {_MISSING}")
+
+        def _refuse(self, *_: object) -> NoReturn:
+            raise TypeError(
+                "wgattn has no matrix product, power, modulo or integer division. It is for attention: "
+                "wgattn.nn.dot_product_attention(query, key, value) multiplies and softmaxes in one kernel; "
+                "do projections and the like with jax.numpy or NumPy"
+            )
+
+        __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _refuse
 
 
 def of(step: Step, result: int = 0) -> Array:
@@ -379,22 +381,20 @@ def elementwise(function: Function, *operands: Array | Scalar) -> Array:
         dtype = float32
     if dtype == bool_:
         function = {"add": "logical_or", "multiply": "logical_and"}.get(function, function)  # type: ignore[assignment]
-    arrays = [coerced(x, dtype, weak) for x in operands]
-    return apply(Elementwise(function), *arrays)
+    return apply(Elementwise(function), *(coerced(x, dtype, weak) for x in operands))
 
 
 def _binary(function: Function, left: Any, right: Any) -> Array:
     operands = []
     for x in (left, right):
-        if not (isinstance(x, Array) or is_scalar(x)):
-            if not isinstance(x, np.ndarray | np.generic) and not hasattr(x, "__array__"):
-                if function in COMPARISONS:
-                    return NotImplemented  # type: ignore[return-value]
-                raise TypeError(f"{function} takes Arrays, NumPy and JAX arrays and numbers; got {type(x).__name__}")
-            x = from_host(x, copy=True)
-        operands.append(x)
+        if not (is_scalar(x) or hasattr(x, "__array__")):
+            if function in COMPARISONS:
+                return NotImplemented  # type: ignore[return-value]
+            raise TypeError(f"{function} takes Arrays, NumPy and JAX arrays and numbers; got {type(x).__name__}")
+        operands.append(x if isinstance(x, Array) or is_scalar(x) else from_host(x, copy=True))
     return elementwise(function, *operands)
 
 
 def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    """x as `shape`, which it broadcasts to."""
     return x if x.shape == shape else apply(BroadcastTo(shape), x)

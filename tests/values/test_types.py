@@ -56,3 +56,12 @@ def test_vjp_gives_what_the_function_returns() -> None:
     _, _, aux = wa.vjp(loss, ONES, has_aux=True)
     assert aux.keys() == {"x"}
     assert_type(aux, dict[str, wa.Array])
+
+
+def test_what_an_array_lacks_a_type_checker_reports_too() -> None:
+    x = wa.asarray(ONES)
+    assert_type(2 * x == x, wa.Array)
+    with pytest.raises(TypeError, match="no matrix product"):
+        _ = x @ x  # pyright: ignore[reportOperatorIssue]
+    with pytest.raises(AttributeError, match="no cumsum"):
+        x.cumsum()  # pyright: ignore[reportAttributeAccessIssue]
