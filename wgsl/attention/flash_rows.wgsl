@@ -54,8 +54,10 @@ fn flash_rows(
         return;
     }
 
-    let first_row = block * (ROWS * SUBGROUP);
-    let last_row = min(first_row + ROWS * SUBGROUP, rows) - 1u;
+    // The block that is not full has the first rows, which keep the fewest keys of a causal mask.
+    let end_row = rows - (blocks - 1u - block) * (ROWS * SUBGROUP);
+    let first_row = end_row - min(end_row, ROWS * SUBGROUP);
+    let last_row = end_row - 1u;
     let first_key = parameters.key_first + part * parameters.part_keys;
     let end_key = min(first_key + parameters.part_keys, parameters.key_end);
     // Every key of this range is below its sequence's length, and no other is read.
