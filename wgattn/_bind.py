@@ -44,6 +44,10 @@ class BoundCall:
 
 
 def bind(query: Any, key: Any, value: Any) -> BoundCall:
+    """query (B)TNH, key (B)SKH and value (B)SKHv of one float dtype, as Arrays that fit together.
+
+    Raises ValueError for shapes, with how each was read, and TypeError for dtypes.
+    """
     given = {name: array_of(x, name) for name, x in (("query", query), ("key", key), ("value", value))}
     for name, x in given.items():
         letters = "BTNH or TNH" if name == "query" else "BSKH or SKH"
@@ -120,6 +124,7 @@ def _legend(given: dict[str, Array], problem: str) -> str:
 
 
 def check_implementation(name: str) -> None:
+    """Raise ValueError for what is no name of a kernel family."""
     from ._kernels.attention.choose import IMPLEMENTATIONS
 
     if name in IMPLEMENTATIONS:
@@ -176,6 +181,7 @@ def check_mask(given: Any) -> None:
 
 
 def window(given: Any) -> tuple[int, int]:
+    """local_window_size as (left, right)."""
     try:
         if isinstance(given, tuple | list):
             left, right = (operator.index(n) for n in given)
@@ -199,12 +205,14 @@ def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
 
 
 def rope_of(given: Any) -> Rope:
+    """The `rope` of a call. Raises TypeError for what is no Rope."""
     if not isinstance(given, Rope):
         raise TypeError(f"rope takes a wgattn.nn.Rope; got {type(given).__name__}: wgattn.nn.Rope() is the usual one")
     return given
 
 
 def segment_ids(given: Any, name: str, B: int, letter: str, count: int) -> Array:
+    """Run-time int32 ids (count,), or (1 or B, count); `letter` is what the axis is called."""
     x = array_of(given, f"segments: {name}")
     if x.dtype != int32:
         raise TypeError(f"segments: {name} must be int32; got {x.dtype.name}: cast with .astype(np.int32)")
@@ -214,6 +222,7 @@ def segment_ids(given: Any, name: str, B: int, letter: str, count: int) -> Array
 
 
 def sink_logits(given: Any, N: int) -> Array:
+    """The sinks of a call, float32 (N,)."""
     x = array_of(given, "sinks")
     if not is_float(x.dtype):
         raise TypeError(f"sinks must be float; got {x.dtype.name}: cast with sinks.astype(np.float32)")
@@ -238,6 +247,7 @@ def scale_of(given: Any) -> tuple[float | None, Array | None]:
 
 
 def softcap_of(given: Any) -> float | None:
+    """The cap as a static number, finite and above 0; None for no cap."""
     if given is None:
         return None
     if not isinstance(given, int | float | np.generic):
@@ -249,6 +259,7 @@ def softcap_of(given: Any) -> float | None:
 
 
 def residual_dtype_of(given: Any) -> np.dtype:
+    """What a residual is given in. Raises TypeError for what is no float dtype of wgattn."""
     dtype = canonical(given)
     if dtype not in FLOATS:
         raise TypeError(f"residual_dtype must be float32, float16 or bfloat16; got {dtype.name}")

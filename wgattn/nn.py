@@ -123,13 +123,13 @@ def dot_product_attention(
         turned = rotated(rope, call, offset)
         call = replace(call, query=turned[0], key=turned[1])
     lengths = key_value_seq_lengths
+    if lengths is not None:
+        lengths = per_entry(lengths, "key_value_seq_lengths", call.B, scalar=False)
     return attend(
         call,
         ranges_of(mask, is_causal, local_window_size),
         Call(),
-        key_value_lengths=None
-        if lengths is None
-        else per_entry(lengths, "key_value_seq_lengths", call.B, scalar=False),
+        key_value_lengths=lengths,
         query_offset=offset,
         query_seq_lengths=query_seq_lengths,
         bias=bias,

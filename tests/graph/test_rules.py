@@ -134,7 +134,8 @@ def test_attention_takes_a_second_batch_axis_which_key_and_value_may_lack():
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 8, 5, 7), (1, 8, 1, 7)])
 def test_attention_broadcasts_bias_and_mask(shape: tuple[int, ...]):
     for name, dtype in (("bias", float16), ("mask", bool_)):
-        infer(op.Attention(("query", "key", "value", name), Call(), float16), [QUERY, KEY, VALUE, Aval(shape, dtype)])
+        attention = op.Attention(("query", "key", "value", name), Call(), float16)
+        assert infer(attention, [QUERY, KEY, VALUE, Aval(shape, dtype)]) == (Aval((2, 5, 8, 24), float16),)
 
 
 def test_attention_that_does_not_fit():

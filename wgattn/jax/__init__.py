@@ -1,6 +1,8 @@
 """wgattn inside JAX programs: attention under jit, grad, vmap, scan and shard_map, as callbacks to the device.
 
-out = jax.jit(wgattn.jax.dot_product_attention)(query, key, value)    # as jax.nn.dot_product_attention
+    out = jax.jit(wgattn.jax.dot_product_attention)(query, key, value)    # as jax.nn.dot_product_attention
+
+Caches are held as JAX arrays (`new_cache`) or stay on wgattn's device (`CacheHandle`).
 """
 
 from wgattn import _tree as _tree
