@@ -8,17 +8,17 @@ import pytest
 
 from tests.kernels.attention.problems import CALLS, CPU, DISCRETE, MINIMUM, PROFILES, grid, problem_of
 from wgattn import nn
-from wgattn._dtypes import float16
+from wgattn._dtypes import float16, float32
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention import decode, flash_tiled
+from wgattn._kernels.attention import decode, decode_subgroups, flash_tiled
 from wgattn._kernels.attention.backward.choose import FAMILIES as BACKWARD
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.choose import FAMILIES, IMPLEMENTATIONS, choose
 from wgattn._kernels.attention.families import pick
 from wgattn._kernels.attention.launches import splits_for
-from wgattn._kernels.attention.problem import HEAD_DIMS, Call
+from wgattn._kernels.attention.problem import HEAD_DIMS, Call, describe
 from wgattn._kernels.compose import compose
-from wgattn._kernels.kernel import Variant
+from wgattn._kernels.kernel import Launch, Operand, Variant, natural_strides
 from wgattn._kernels.matrices import CONFIGURATION
 from wgattn._runtime.profile import DeviceProfile, Limits
 
@@ -174,6 +174,16 @@ def test_splits_fill_a_device_and_no_more() -> None:
     assert splits_for(70_000, 32768, 256, DISCRETE) == 1
     assert splits_for(1, 32768, 256, CPU) == 1
     assert splits_for(8, 32768, 256, replace(DISCRETE, tuned=(("workgroups", 64),))) == 8
+
+
+def test_each_box_of_a_call_fills_the_device() -> None:
+    """Boxes run one after another: keys of 2 GiB are bound in halves, each worked on by as many workgroups."""
+    B, S, N, K, H = 16, 32768, 32, 8, 128
+    shapes = {"query": (1, B, 1, N, H), "key": (1, B, S, K, H), "value": (1, B, S, K, H), "out": (1, B, 1, N, H)}
+    operands = {name: Operand(float32, shape, natural_strides(shape)) for name, shape in shapes.items()}
+    plan = decode_subgroups.plan(describe(FULL, operands), FULL, operands, DISCRETE)
+    launches = [step for step in plan.steps if isinstance(step, Launch) and step.variant.family == "decode_subgroups"]
+    assert [launch.workgroups for launch in launches] == [(1024, 1, 1)] * 2
 
 
 def test_calls_differ_in_name() -> None:

@@ -80,26 +80,34 @@ def plan_buffers(
 ) -> Plan:
     """The plan of a family that reads its operands from buffers, or some of them from textures.
 
-    `variant_of(partial)` gives the shader; `workgroups_of(box)` the workgroups of one part of a box; `splits_of(box)`,
-    asked for the whole call, how many parts each range of keys is worked on at once; `max_keys` how many keys one
-    invocation may pass; `whole_groups` keeps the query heads of a key/value head in one box; `slowness` is how many
-    times longer a multiplication takes than in a fast family.
+    `variant_of(partial)` gives the shader; `workgroups_of(box)` the workgroups of one part of a box; `splits_of(box)`
+    how many parts each range of keys is worked on at once; `max_keys` how many keys one invocation may pass;
+    `whole_groups` keeps the query heads of a key/value head in one box; `slowness` is how many times longer a
+    multiplication takes than in a fast family.
     """
     limits = profile.limits
     keys = key_count(call, operands)
-    splits = splits_of(whole(operands, keys))
     most_work = MOST_WORK[profile.kind]
-    boxes, key_spans = cut_to_limits(
-        operands,
-        limits,
-        max_keys=None if max_keys is None else max_keys * splits,
-        partial_row_bytes=merge.row_bytes(problem),
-        splits=splits,
-        whole_groups=whole_groups,
-        fits=None if textures is None else textures.fits,
-        most_work=None if most_work is None else most_work // slowness,
-        pooled_keys=keys if problem.paged else None,
-    )
+
+    def cut(splits: int) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
+        return cut_to_limits(
+            operands,
+            limits,
+            max_keys=None if max_keys is None else max_keys * splits,
+            partial_row_bytes=merge.row_bytes(problem),
+            splits=splits,
+            whole_groups=whole_groups,
+            fits=None if textures is None else textures.fits,
+            most_work=None if most_work is None else most_work // slowness,
+            pooled_keys=keys if problem.paged else None,
+        )
+
+    splits = splits_of(whole(operands, keys))
+    boxes, key_spans = cut(splits)
+    if boxes and key_spans and (alone := splits_of(replace(boxes[0], s=key_spans[0]))) > splits:
+        # Boxes are worked on one after another: each is to fill the device.
+        splits = alone
+        boxes, key_spans = cut(splits)
     # A call with everything there is binds a residual too many for some devices: the merge writes it.
     crowded = storage_buffers(variant_of(False).bindings) > limits.storage_buffers
     partial = splits > 1 or len(key_spans) > 1 or crowded
