@@ -162,14 +162,17 @@ def _too_long(operands: Mapping[str, Operand], box: Box, most_work: int | None) 
 
 
 def _longest_axis(operand: Operand | None, letters: tuple[str, ...], box: Box, group: int, heads: int) -> str | None:
-    """The axis whose halving shortens an operand's span most; for sums and work, the longest but for the keys."""
-    reach = {}
+    """The axis whose halving shortens an operand's span most; for sums and work, the longest but for the keys.
+
+    The longest too for rows that are broadcast along all axes: a kernel that copies them has as many as there are.
+    """
+    spans, counts = {}, {}
     for axis, letter in enumerate(letters):
         cuts, least = ("n", max(heads, group)) if letter == "k" else (letter, heads if letter == "n" else 1)
         if box.size(cuts) > least:
-            stride = 1 if operand is None else abs(operand.strides[axis])
-            count = -(-box.size(cuts) // group) if letter == "k" else box.size(cuts)
-            reach[cuts] = stride * (count - 1)
+            counts[cuts] = (-(-box.size(cuts) // group) if letter == "k" else box.size(cuts)) - 1
+            spans[cuts] = counts[cuts] * (1 if operand is None else abs(operand.strides[axis]))
+    reach = spans if any(spans.values()) else counts
     return max(reach, key=lambda cuts: reach[cuts]) if any(reach.values()) else None
 
 
