@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import wgattn
@@ -16,7 +17,7 @@ from wgattn.bench.ceilings import Ceilings, ceilings
 from wgattn.bench.copies import copies_row
 from wgattn.bench.first_call import cached_call_row, cached_step_row, first_call_row
 from wgattn.bench.memory import memory_row
-from wgattn.bench.presets import Preset
+from wgattn.bench.presets import HEAVY, SMALL, Preset
 from wgattn.bench.report import Report, Row
 
 COMMANDS = ("forward", "decode", "backward", "bridge", "compile", "memory")
@@ -47,47 +48,54 @@ def attention_jobs(cases: Sequence[Case], peers: tuple[str, ...], pace: Pace) ->
 def jobs_of(
     command: str, preset: Preset, peers: tuple[str, ...], pace: Pace, cases: Sequence[Case] | None = None
 ) -> tuple[Job, ...]:
-    """The jobs of a command's preset, or of `cases` in its place."""
+    """The jobs of a command's preset, or of `cases` in its place. Raises ValueError for a command that is none."""
     if command in ("forward", "backward", "decode"):
         return attention_jobs(presets.cases(command, preset) if cases is None else cases, peers, pace)
-    light, heavy = presets.SMALL, presets.HEAVY
-    if command == "compile":
-        first = [("first call, light", light)] + [("first call, heavy", heavy)] * (preset != "quick")
-        processes = 1 if preset == "quick" else 3
-        jobs = [
-            Job(command, name, call.name, lambda _, done, n=name, w=call: first_call_row(n, w, processes, done))
-            for name, call in first
-        ]
-        least = replace(light, T=16, S=16)
-        cached = Job(
-            command, "a call that is cached", least.name, lambda _, done: cached_call_row(least, pace.rounds, done)
-        )
-        step = replace(light, T=1, S=512, causal=False)
-        layouts: tuple[Literal["dense", "paged"], ...] = ("dense", "paged")
-        steps = [
-            Job(
-                command,
-                f"append and attend, {layout}",
-                step.name,
-                lambda _, done, x=layout: cached_step_row(x, step, pace.rounds, done),
-            )
+    make = {"compile": _compile_jobs, "memory": _memory_jobs, "bridge": _bridge_jobs}.get(command)
+    if make is None:
+        raise ValueError(f"no benchmark is called {command!r}: {', '.join(COMMANDS)}")
+    return make(preset, pace.rounds)
+
+
+def _compile_jobs(preset: Preset, rounds: int) -> tuple[Job, ...]:
+    """First calls in processes of their own, and what a call of a compiled function costs the host."""
+    kinds, processes = ({"light": SMALL}, 1) if preset == "quick" else ({"light": SMALL, "heavy": HEAVY}, 3)
+    first = {f"first call, {kind}": call for kind, call in kinds.items()}
+    least, step = replace(SMALL, T=16, S=16), replace(SMALL, T=1, S=512, causal=False)
+    layouts: tuple[Literal["dense", "paged"], ...] = ("dense", "paged")
+    return (
+        *(
+            _job("compile", name, call.name, partial(first_call_row, name, call, processes))
+            for name, call in first.items()
+        ),
+        _job("compile", "a call that is cached", least.name, partial(cached_call_row, least, rounds)),
+        *(
+            _job("compile", f"append and attend, {layout}", step.name, partial(cached_step_row, layout, step, rounds))
             for layout in layouts
-        ]
-        return (*jobs, cached, *steps)
-    if command == "memory":
-        return tuple(
-            Job(command, f"{kind}, memory", call.name, lambda _, done, k=kind, w=call: memory_row(k, w, done))
-            for kind, call in presets.memory(preset)
-        )
-    if command == "bridge":
-        call = light if preset == "quick" else BRIDGE
-        rounds = pace.rounds
-        nbytes = presets.copied_bytes(preset)
-        return (
-            Job(command, "host to host", call.name, lambda _, done: bridge(call, rounds, done).row()),
-            Job(command, "up and down", f"{nbytes >> 20} MiB", lambda _, done: copies_row(nbytes, rounds, done)),
-        )
-    raise ValueError(f"no benchmark is called {command!r}: {', '.join(COMMANDS)}")
+        ),
+    )
+
+
+def _memory_jobs(preset: Preset, _: int) -> tuple[Job, ...]:
+    """The device's bytes beyond inputs and outputs."""
+    return tuple(
+        _job("memory", f"{command}, memory", call.name, partial(memory_row, command, call))
+        for command, call in presets.memory(preset)
+    )
+
+
+def _bridge_jobs(preset: Preset, rounds: int) -> tuple[Job, ...]:
+    """A call inside a JAX program, and copies of large arrays."""
+    call, nbytes = SMALL if preset == "quick" else BRIDGE, presets.copied_bytes(preset)
+    return (
+        _job("bridge", "host to host", call.name, lambda done: bridge(call, rounds, done).row()),
+        _job("bridge", "up and down", f"{nbytes >> 20} MiB", partial(copies_row, nbytes, rounds)),
+    )
+
+
+def _job(command: str, name: str, shape: str, make: Callable[[Told], Row]) -> Job:
+    """A job whose row stands beside no ceiling."""
+    return Job(command, name, shape, lambda _, done: make(done))
 
 
 def started(pace: Pace) -> Report:
