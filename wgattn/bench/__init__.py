@@ -1,0 +1,1 @@
+"""`wgattn bench`: calls that are checked, then timed beside peers and the ceilings of the device."""
