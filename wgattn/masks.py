@@ -7,6 +7,7 @@ when a mask is made; `mask[rows, columns]` and `mask.dense(T, S)` show it as Num
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -308,27 +309,24 @@ def _within(a: Clause, b: Clause) -> bool:
 def _union_of(clauses: list[Clause], text: str) -> tuple[Clause, ...]:
     """Clauses as at most two: those within another go, those that overlap become one."""
     left = list(dict.fromkeys(clauses))
-    changed = True
-    while changed:
-        changed = False
-        for a in left:
-            for b in left:
-                if a is b:
-                    continue
-                merged = b if _within(a, b) else _merged(a, b)
-                if merged is not None:
-                    left = [c for c in left if c is not a and c is not b]
-                    left = [*left, merged] if merged not in left else left
-                    changed = True
-                    break
-            if changed:
-                break
+    while (found := _joinable(left)) is not None:
+        a, b, both = found
+        left = [*(c for c in left if c not in (a, b, both)), both]
     if len(left) > 2 or (len(left) == 2 and not _range_and_prefix(*left)):
         raise TypeError(
             f"{text} keeps, in some rows, neither one range of keys nor a range and a prefix: give a dense bool mask, "
             "broadcastable to (B, N, T, S)"
         )
     return tuple(sorted(left, key=lambda clause: (any(b.side == "lower" for b in clause), str(clause))))
+
+
+def _joinable(clauses: list[Clause]) -> tuple[Clause, Clause, Clause] | None:
+    """Two of the clauses, and the one that keeps what both keep together; None where there are no such two."""
+    for a, b in permutations(clauses, 2):
+        both = b if _within(a, b) else _merged(a, b)
+        if both is not None:
+            return a, b, both
+    return None
 
 
 def _range_and_prefix(a: Clause, b: Clause) -> bool:
