@@ -66,10 +66,7 @@ def promote(left: np.dtype, right: np.dtype, left_weak: bool = False, right_weak
     """
     if left_weak != right_weak:
         strong, weak = (right, left) if left_weak else (left, right)
-        kind = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2}
-        if _rank(strong, kind) >= _rank(weak, kind):
-            return strong
-        return weak
+        return strong if _rank(strong) >= _rank(weak) else weak
     if left == right:
         return left
     if bool_ in (left, right):
@@ -81,5 +78,6 @@ def promote(left: np.dtype, right: np.dtype, left_weak: bool = False, right_weak
     return int32  # int32 with uint32: jax widens to int64, which x64-off narrows again
 
 
-def _rank(dtype: np.dtype, kind: dict[str, int]) -> int:
-    return 2 if is_float(dtype) else kind.get(dtype.kind, 1)
+def _rank(dtype: np.dtype) -> int:
+    """Bools, then integers, then floats: a Python scalar gives way to an array of its own rank."""
+    return {"b": 0, "i": 1, "u": 1}.get(dtype.kind, 2)
