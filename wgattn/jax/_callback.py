@@ -223,9 +223,16 @@ def operand(x: Any, name: str = "an argument") -> jax.Array:
     """x as a JAX array of a type that wgattn has; 64-bit become 32-bit. `name` is for the error where x is none."""
     if x is None or isinstance(x, str):
         raise TypeError(f"{name} must be an array or a number; got {x!r}")
-    array = jnp.asarray(np.asarray(x) if isinstance(x, Array) else x)
+    array = jnp.asarray(_value(x, name) if isinstance(x, Array) else x)
     dtype = canonical(array.dtype)
     return array if array.dtype == dtype else array.astype(dtype)
+
+
+def _value(x: Array, name: str) -> np.ndarray:
+    try:
+        return np.asarray(x)
+    except TypeError as error:  # within wgattn.jit it has none
+        raise TypeError(f"{name}: {error}. wgattn.jax is for JAX programs; in traced functions use wgattn.nn") from None
 
 
 def check_backend() -> None:

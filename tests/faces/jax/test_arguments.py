@@ -26,3 +26,8 @@ Q = np.ones((1, 5, 2, 16), np.float32)
 def test_arguments_are_named(arguments: dict[str, Any], text: str):
     with pytest.raises(TypeError, match=text):
         wgattn.jax.dot_product_attention(**{"query": Q, "key": Q, "value": Q, **arguments})
+
+
+def test_an_array_without_a_value_is_told_from_one():
+    with pytest.raises(TypeError, match=r"query: .* which wgattn.jit traces without values.* use wgattn.nn"):
+        wgattn.make_graph(lambda x: wgattn.jax.dot_product_attention(x, Q, Q))(Q)
