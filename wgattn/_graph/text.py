@@ -160,7 +160,8 @@ def _operation(graph: Graph, node: Node, names: dict[tuple[int, int], str]) -> l
         return _attention(graph, node, operation, names)
     if isinstance(operation, AttentionGradient):
         return _attention_gradient(graph, node, operation, names)
-    operands = " ".join(_used(graph, use, names) for use in node.uses)
+    used = [_used(graph, use, names) for use in node.uses]
+    operands = " ".join(used)
     match operation:
         case Reshape(shape) | BroadcastTo(shape):
             name = "reshape" if isinstance(operation, Reshape) else "broadcast_to"
@@ -185,19 +186,15 @@ def _operation(graph: Graph, node: Node, names: dict[tuple[int, int], str]) -> l
         case Concatenate(axis):
             text = f"concatenate {operands} axis={axis}"
         case Rotate(rope, where, inverse):
-            positions = "" if where == "arange" else f" at {where} {_used(graph, node.uses[1], names)}"
-            name = "rope back" if inverse else "rope"
-            return [f"{name} {_used(graph, node.uses[0], names)}{positions}", *_rope_options(rope)]
+            positions = "" if where == "arange" else f" at {where} {used[1]}"
+            return [f"{'rope back' if inverse else 'rope'} {used[0]}{positions}", *_rope_options(rope)]
         case Merge(sinks):
-            used = [_used(graph, use, names) for use in node.uses]
             return [f"merge {used[0]} by {used[1]}", *([f"sinks={used[2]}"] if sinks else [])]
         case CacheAppend():
             return _cache_append(graph, node, operation, names)
         case CacheRows(count):
-            used = [_used(graph, use, names) for use in node.uses]
             return [f"cache_rows {used[0]}", f"{count} from {used[1]}", *(f"counts={name}" for name in used[2:])]
         case CacheMove(destination):
-            used = [_used(graph, use, names) for use in node.uses]
             return [f"cache_move {used[0]}", f"from {used[1]}", *([f"to {used[2]}"] if destination else [])]
         case Copy():
             text = f"copy {operands}"
