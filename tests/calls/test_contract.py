@@ -26,7 +26,7 @@ REFUSALS: dict[str, dict[str, Callable[[Case], bool]]] = {
     },
     "decode_matrix": {
         "no matrix units|matrix units multiply|shader-f16|lanes; its matrices need": lambda case: True,
-        "takes float8 keys": lambda case: True,
+        "type of one byte": lambda case: True,
     },
     "decode_subgroups": {
         "no subgroups|does not fit the registers": lambda case: True,

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.device, pytest.mark.usefixtures("poisoned")]
 
 ROWS = {"decode_matrix": 1, "decode_subgroups": 1, "decode": 1, "decode_lanes": 1}  # T, where a family takes no more
 # What a device may lack, and the families that float32 is too wide for.
-NOT_HERE = "is for CPU adapters|has no subgroups|needs subgroups|reads 3 textures|matri|multiplies float16|takes float8"
+NOT_HERE = "is for CPU adapters|has no subgroups|needs subgroups|reads 3 textures|matri|multiplies float16|one byte"
 
 LOWEST = np.finfo(np.float32).min
 

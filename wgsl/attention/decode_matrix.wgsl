@@ -2,53 +2,61 @@
 {% include "attention/hooks.wgsl" %}
 {% import "shared/matrices.wgsl" as matrices with context %}
 
-// Decode on matrix units, for float8 caches: a workgroup is one subgroup, and takes TILE_K keys at a time. Their bytes
-// become float16 in workgroup memory, exactly, PART_DIM of the head dims at a time: so little is staged that many
-// workgroups run beside each other. A query row is two rows of a matrix, a float16 and the float16 of what that leaves
-// out, and so is a row of weights: nothing is lost by them, but matrix units add without rounding. What its lanes write
-// to workgroup memory, they read in the order of the text.
-// Lane l has the logits of head l / HEAD_LANES, of as many keys one after another as there are heads.
+// Decode on matrix units, for caches of one byte: a workgroup is one subgroup, and takes TILE_K keys at a time. Their
+// bytes become float16 in workgroup memory, exactly, 2,048 of them at a time: so little is staged that many workgroups
+// run beside each other. Query rows and weights are the columns of matrices of eight: of up to four heads in two
+// digits, a float16 and the float16 of what that leaves out, of up to eight in one. Matrix units add without rounding:
+// every FLUSH keys, and where a maximum grew much, lanes take the sums out of the matrices and add them up. What lanes
+// write to workgroup memory, they read in the order of the text.
+// Lane l has the logits of head l / HEAD_LANES, of as many keys one after another as there are heads; and the sums of
+// column l % 8, four head dims of each sixteen.
+{% set staged = {"key": staged_key, "value": staged_value} %}
 {% set heads = range(HEADS) %}
 {% set quads = range(HEADS // 4) %}
-{% set pieces = range(TILE_K * PART_DIM // 16 // 32) %}
-{% set key_parts = range(KEY_PARTS) %}
-{% set value_parts = range(VALUE_PARTS) %}
-{% set steps = range(PART_DIM // 16) %}
 {% set blocks = range(TILE_K // 16) %}
+{% set sums = range(VALUE_DIM // 16) %}
+{% set by_range = problem.keys.clauses | length == 1 and not (problem.ring or problem.dense or problem.paged) %}
 {# What a key without a page, or of another segment, has for a value must not reach the sums, where 0 · NaN is NaN. #}
 {% set guarded = problem.paged or problem.segments %}
 {# What orders the lanes' writes before their reads. #}
 {% macro settle() %}{{ "workgroupBarrier();" if EMULATED }}{% endmacro %}
 {% macro slot(s) %}{{ "key_slot(b, %s)" % s if problem.paged else s }}{% endmacro %}
-{# The next keys that a lane reads, sixteen bytes of each. #}
-{% macro reads_of(first) -%}
-%% for i in pieces
-        let s_{{ i }} = min({{ first }} + {{ 8 * i }}u + row, keys.y - 1u);
-        let slot_{{ i }} = {{ slot("s_%d" % i) }};
-%% endfor
+{# Read i of a tile: sixteen bytes of a key, which lies `row` keys behind its first. #}
+{% macro read(name, first, i) -%}
+{{ name }}[{{ name }}_base + {{ slot("min(%s + %du + %s_row, keys.y - 1u)" % (first, staged[name].rows * i, name)) }} * {{ name }}_step]
 {%- endmacro %}
-{% macro read(name, part, i) %}{{ name }}[{{ name }}_base + slot_{{ i }} * {{ name }}_step + {{ part * PART_DIM // 16 }}u]{% endmacro %}
+{# What the matrices have summed goes to the lanes' own sums. #}
+{% macro flush() %}
+%% for n in sums
+            {{ matrices.store("exchange", "0u", "SUM_PITCH", "fresh_%d" % n, "col_major") }};
+            {{ settle() }}
+            sum_{{ n }} += bitcast<vec4f>(exchange[own_sums]);
+            {{ settle() }}
+%% endfor
+{% endmacro %}
 {# The first eight of sixteen bytes go to the first half of a row, the others to the second, against bank conflicts. #}
-{% macro put(name, part) %}
-%% for i in pieces
-        tile[put_at + {{ 8 * i }}u * PITCH] = vec4u(widen({{ name }}_{{ part }}_{{ i }}.x), widen({{ name }}_{{ part }}_{{ i }}.y));
-        tile[put_at + {{ 8 * i }}u * PITCH + {{ PART_DIM // 16 }}u] = vec4u(widen({{ name }}_{{ part }}_{{ i }}.z), widen({{ name }}_{{ part }}_{{ i }}.w));
-        {{ name }}_{{ part }}_{{ i }} = {{ read(name, part, i) }};
+{% macro put(name, stage) %}
+{% set how = staged[name] %}
+%% for piece in range(how.pieces)
+{% set i = stage * how.pieces + piece %}
+        tile[{{ name }}_put + {{ how.rows * how.pitch * piece }}u] = vec4u(widen({{ name }}_{{ i }}.x), widen({{ name }}_{{ i }}.y));
+        tile[{{ name }}_put + {{ how.rows * how.pitch * piece + how.chunks }}u] = vec4u(widen({{ name }}_{{ i }}.z), widen({{ name }}_{{ i }}.w));
+        {{ name }}_{{ i }} = {{ read(name, "at + TILE_K", i) }};
 %% endfor
         {{ settle() }}
 {% endmacro %}
-// TILE_K · PITCH · 16 bytes: Q; keys and values, as float16; logits
-var<workgroup> tile: array<vec4u, TILE_K * PITCH>;
-// EXCHANGE · 16 bytes: weights, as float16; sums
+// TILE · 16 bytes: Q; keys and values, as float16; logits
+var<workgroup> tile: array<vec4u, TILE>;
+// EXCHANGE · 16 bytes: scales; weights, as float16; sums
 var<workgroup> exchange: array<vec4u, EXCHANGE>;
-// 2 · HEADS · 4 bytes: of each head a factor or a total, and the maximum
-var<workgroup> of_heads: array<f32, 2 * HEADS>;
+// 3 · HEADS · 4 bytes: of each head a factor or a total, the maximum, and the exponent of the sums' unit
+var<workgroup> of_heads: array<f32, 3 * HEADS>;
 %% if EMULATED
 // 128 bytes: the lanes' maxima
 var<workgroup> highs: array<f32, 32>;
 
 %% endif
-{{ matrices.emulation(("tile", "exchange"), ("tile",), (), ("tile", "exchange")) }}
+{{ matrices.emulation(("tile",), ("tile", "exchange"), (), ("tile", "exchange")) }}
 
 {% include "attention/decode_matrix_bytes.wgsl" %}
 
@@ -84,15 +92,18 @@ fn decode_matrix(
 %% endif
     let own_head = lane / HEAD_LANES;
     let own_first = lane % HEAD_LANES * HEADS;
-    let item_head = lane % ITEMS / 4u;
-    let chunk = lane % {{ PART_DIM // 16 }}u;
-    let row = lane / 8u + lane / 4u % 2u * 4u;
-    let put_at = row * PITCH + chunk;
-    let own_sums = lane % 16u * SUM_PITCH + lane / 16u * 2u;
+    let own_sums = lane % 8u * SUM_PITCH + lane / 8u;
+    let sums_head = lane % HEADS;
+%% for name, how in staged.items()
+    let {{ name }}_chunk = lane % {{ how.chunks }}u;
+    let {{ name }}_row = {{ how.row_of_lane }};
+    let {{ name }}_put = {{ name }}_row * {{ how.pitch }}u + {{ name }}_chunk;
+%% endfor
 
     // Q: each row is brought to a largest number from 512 to 1,024, by a power of two.
+{% set how = staged.key %}
     let scale = query_scale(b);
-    let q_chunk = min(lane, {{ KEY_PARTS * PART_DIM // 4 - 1 }}u);
+    let q_chunk = min(lane, {{ HEAD_DIM // 4 - 1 }}u);
 %% for g in heads
     let q_{{ g }} = load_query(query_row(b, 0u, min(n_first + {{ g }}u, n_last)), q_chunk);
 %% if EMULATED
@@ -113,111 +124,130 @@ fn decode_matrix(
 %% endfor
     // NaN in the unit makes the whole row NaN, as NaN and infinities in a query do.
     let own_unit = scale / WIDE * select(bitcast<f32>(0x7fc00000u | (thread >> 31u)), 1.0 / digit_factor(own_most), own_most < 0x7f800000u);
-%% for part in key_parts
-    for (var i = lane; i < 16u * PITCH; i += 32u) {
+    for (var i = lane; i < {{ 8 * how.pitch }}u; i += 32u) {
         tile[i] = vec4u();
     }
     workgroupBarrier();
-    if (lane / {{ PART_DIM // 4 }}u == {{ part }}u) {
+    if (lane < {{ HEAD_DIM // 4 }}u) {
         // Within four, numbers lie as those of a word of bytes do.
-        let at = lane % 4u / 2u * {{ PART_DIM // 16 }}u + lane % {{ PART_DIM // 4 }}u / 4u;
+        let at = lane % 4u / 2u * {{ how.chunks }}u + lane / 4u;
         let half = lane % 2u * 2u;
 %% for g in heads
         {
             let n = select(vec4f(), digit_factor(most_{{ g }}) * q_{{ g }}.xzyw, most_{{ g }} < 0x7f800000u);
+            let high = packed({{ "coarse(n)" if QUERY_DIGITS == 2 else "n" }});
+            tile[{{ g * how.pitch }}u + at][half] = high.x;
+            tile[{{ g * how.pitch }}u + at][half + 1u] = high.y;
+%% if QUERY_DIGITS == 2
             let low = packed(n - coarse(n));
-            let high = packed(coarse(n));
-            tile[{{ g }}u * PITCH + at][half] = high.x;
-            tile[{{ g }}u * PITCH + at][half + 1u] = high.y;
-            tile[(HEADS + {{ g }}u) * PITCH + at][half] = low.x;
-            tile[(HEADS + {{ g }}u) * PITCH + at][half + 1u] = low.y;
+            tile[{{ (HEADS + g) * how.pitch }}u + at][half] = low.x;
+            tile[{{ (HEADS + g) * how.pitch }}u + at][half + 1u] = low.y;
+%% endif
         }
 %% endfor
     }
     workgroupBarrier();
-%% for c in steps
-    let query_{{ part }}_{{ c }} = {{ matrices.load("right", "tile", "%du" % (2 * c), "PITCH", "col_major") }};
+%% for c in range(how.chunks)
+    let query_{{ c }} = {{ matrices.load("right", "tile", "%du" % (2 * c), "%du" % how.pitch, "col_major") }};
 %% endfor
     workgroupBarrier();
-%% endfor
 
     let from_key = parameters.key_first + part * parameters.part_keys;
     let keys = block_keys(b, 0u, 0u, from_key, min(from_key + parameters.part_keys, parameters.key_end));
+%% if not by_range
     let kept = kept_keys(b, 0u);
+%% endif
     // Where this lane's share of key 0 lies, and how far it is to the next key's, in reads; rows may be reversed.
     let key_step = bitcast<u32>(bitcast<i32>(parameters.key_s) / 16);
     let value_step = bitcast<u32>(bitcast<i32>(parameters.value_s) / 16);
-    let key_base = key_rows(b, k) / 16u + chunk{{ " - parameters.key_first * key_step" if not problem.paged }};
-    let value_base = value_rows(b, k) / 16u + chunk{{ " - parameters.key_first * value_step" if not problem.paged }};
-%% for n in range(VALUE_PARTS * PART_DIM // 16)
-    var o_{{ n }} = {{ matrices.zero() }};
+    let key_base = key_rows(b, k) / 16u + key_chunk{{ " - parameters.key_first * key_step" if not problem.paged }};
+    let value_base = value_rows(b, k) / 16u + value_chunk{{ " - parameters.key_first * value_step" if not problem.paged }};
+%% for n in sums
+    var sum_{{ n }} = vec4f();
+    var fresh_{{ n }} = {{ matrices.zero() }};
 %% endfor
     var top = MASKED;
     var total = 0.0;
-%% for i in pieces
-%% for part in key_parts
-    var key_{{ part }}_{{ i }} = vec4u();
-%% endfor
-%% for part in value_parts
-    var value_{{ part }}_{{ i }} = vec4u();
+%% if problem.scales
+    // Sums are in a unit of 2^weighted_top, which follows the weights times their scales as `top` follows the weights.
+    var weighted_top = MASKED;
+    var key_scale = 0.0;
+    var value_scale = 0.0;
+%% endif
+%% for name, how in staged.items()
+%% for i in range(how.pieces * how.stages)
+    var {{ name }}_{{ i }} = vec4u();
 %% endfor
 %% endfor
     if (keys.x < keys.y) {
-        {{ reads_of("keys.x") }}
-%% for i in pieces
-%% for part in key_parts
-        key_{{ part }}_{{ i }} = {{ read("key", part, i) }};
-%% endfor
-%% for part in value_parts
-        value_{{ part }}_{{ i }} = {{ read("value", part, i) }};
+%% for name, how in staged.items()
+%% for i in range(how.pieces * how.stages)
+        {{ name }}_{{ i }} = {{ read(name, "keys.x", i) }};
 %% endfor
 %% endfor
+%% if problem.scales
+        let scales_first = scales_at(b, key_slot(b, min(keys.x + lane, keys.y - 1u)), k);
+        key_scale = scales[scales_first];
+        value_scale = scales[scales_first + 1u];
+%% endif
     }
-    var started = false;
-    for (var at = keys.x; at < keys.y; at += TILE_K) {
+    {# The lanes' vote keeps compilers from unrolling the loop, whose code is then too long for the instruction cache. #}
+    for (var at = keys.x; {{ "at < keys.y" if EMULATED else "subgroupAny(at + key_row < keys.y)" }}; at += TILE_K) {
 %% if guarded
         // Values that are no key's are not multiplied by 0 but left out.
-%% for i in pieces
+%% for i in range(staged.value.pieces * staged.value.stages)
         {
-            let s = min(at + {{ 8 * i }}u + row, keys.y - 1u);
+            let s = min(at + {{ staged.value.rows * i }}u + value_row, keys.y - 1u);
             if (!(key_there(b, s){{ " && same_segment(b, 0u, s)" if problem.segments }})) {
-%% for part in value_parts
-                value_{{ part }}_{{ i }} = vec4u();
-%% endfor
+                value_{{ i }} = vec4u();
             }
         }
 %% endfor
 %% endif
-        {{ reads_of("at + TILE_K") }}
+%% if problem.scales
+        exchange[lane / 4u][lane % 4u] = bitcast<u32>(key_scale);
+        exchange[8u + lane / 4u][lane % 4u] = bitcast<u32>({{ "select(0.0, value_scale, key_there(b, min(at + lane, keys.y - 1u)))" if problem.paged else "value_scale" }});
+        let scales_next = scales_at(b, key_slot(b, min(at + TILE_K + lane, keys.y - 1u)), k);
+        key_scale = scales[scales_next];
+        value_scale = scales[scales_next + 1u];
+%% endif
 %% for t in blocks
         var product_{{ t }} = {{ matrices.zero() }};
 %% endfor
-%% for part in key_parts
-        {{ put("key", part) }}
-%% for c in steps
-%% for t in blocks
+{% set how = staged.key %}
+%% for stage in range(how.stages)
+        {{ put("key", stage) }}
+%% for c in range(how.chunks)
+%% for block in range(how.keys // 16)
+{% set product = "product_%d" % (stage * how.keys // 16 + block) %}
         {
-            let k_part = {{ matrices.load("left", "tile", "%du * PITCH + %du" % (16 * t, 2 * c), "PITCH") }};
-            product_{{ t }} = {{ matrices.multiply_add("k_part", "query_%d_%d" % (part, c), "product_%d" % t) }};
+            let k_part = {{ matrices.load("left", "tile", "%du" % (16 * block * how.pitch + 2 * c), "%du" % how.pitch) }};
+            {{ product }} = {{ matrices.multiply_add("k_part", "query_%d" % c, product) }};
         }
 %% endfor
 %% endfor
         {{ settle() }}
 %% endfor
 %% for t in blocks
-        {{ matrices.store("tile", "%du" % (4 * t), "PITCH", "product_%d" % t, "col_major") }};
+        {{ matrices.store("tile", "%du" % (4 * t), "LOGIT_PITCH", "product_%d" % t, "col_major") }};
 %% endfor
         {{ settle() }}
 %% for i in quads
-        var y_{{ i }} = own_unit * (bitcast<vec4f>(tile[own_head * PITCH + own_first / 4u + {{ i }}u]) + bitcast<vec4f>(tile[(HEADS + own_head) * PITCH + own_first / 4u + {{ i }}u]));
+{% set at = "tile[%sown_head * LOGIT_PITCH + own_first / 4u + %du]" %}
+        var y_{{ i }} = own_unit * {{ "(bitcast<vec4f>(%s) + bitcast<vec4f>(%s))" % (at % ("", i), at % ("HEADS * LOGIT_PITCH + ", i)) if QUERY_DIGITS == 2 else "bitcast<vec4f>(%s)" % (at % ("", i)) }};
 %% if NAN_IS_INFINITE
         y_{{ i }} = without_infinities(y_{{ i }});
 %% endif
+%% if problem.scales
+        y_{{ i }} *= bitcast<vec4f>(exchange[own_first / 4u + {{ i }}u]);
+        let value_scale_{{ i }} = bitcast<vec4f>(exchange[8u + own_first / 4u + {{ i }}u]);
+%% endif
 %% for e in range(4)
+{% set y = "y_%d.%s" % (i, "xyzw"[e]) %}
         {
             let s = at + own_first + {{ 4 * i + e }}u;
-            let here = logit(y_{{ i }}.{{ "xyzw"[e] }}, b, min(n_first + own_head, n_last), 0u, min(s, keys.y - 1u), kept);
-            y_{{ i }}.{{ "xyzw"[e] }} = select(MASKED, here, s < keys.y);
+            let here = {{ "capped(%s)" % y if by_range else "logit(%s, b, min(n_first + own_head, n_last), 0u, min(s, keys.y - 1u), kept)" % y }};
+            {{ y }} = select(MASKED, here, s < keys.y);
         }
 %% endfor
 %% endfor
@@ -225,90 +255,101 @@ fn decode_matrix(
         {{ put("value", 0) }}
 
         var high = MASKED;
+%% if problem.scales
+        var weighted_high = MASKED;
+%% endif
 %% for i in quads
 %% for e in range(4)
         high = max(high, y_{{ i }}.{{ "xyzw"[e] }});
+%% if problem.scales
+        weighted_high = max(weighted_high, y_{{ i }}.{{ "xyzw"[e] }} + log2(max(abs(value_scale_{{ i }}.{{ "xyzw"[e] }}), LEAST_SCALE)));
+%% endif
 %% endfor
 %% endfor
         // A maximum is followed where it grew much: weights stay below what float16 holds, and rescaling is rare.
 %% if EMULATED
         {
 %% else
-        if (subgroupAny(high > top + SLACK)) {
+        if (subgroupAny(high > top + SLACK{{ " || weighted_high > weighted_top + SLACK" if problem.scales }}) || (at - keys.x) % FLUSH == 0u) {
 %% endif
+%% for value in ("high", "weighted_high") if value == "high" or problem.scales
 %% if EMULATED
             workgroupBarrier();
-            highs[lane] = high;
+            highs[lane] = {{ value }};
             workgroupBarrier();
             for (var i = own_head * HEAD_LANES; i < (own_head + 1u) * HEAD_LANES; i++) {
-                high = max(high, highs[i]);
+                {{ value }} = max({{ value }}, highs[i]);
             }
 %% else
 %% for mask in (4, 2, 1) if mask < HEAD_LANES
-            high = max(high, subgroupShuffleXor(high, {{ mask }}u));
+            {{ value }} = max({{ value }}, subgroupShuffleXor({{ value }}, {{ mask }}u));
 %% endfor
 %% endif
+%% endfor
             high = max(high, top);
             let fade = decay(top, high);
             top = high;
             total *= fade;
+%% if problem.scales
+            weighted_high = max(weighted_high, weighted_top);
+            of_heads[own_head] = decay(weighted_top, weighted_high);
+            weighted_top = weighted_high;
+%% else
             of_heads[own_head] = fade;
-            if (started) {
-                {{ settle() }}
-                let row_fade = of_heads[lane % HEADS];
-%% for n in range(VALUE_PARTS * PART_DIM // 16)
-                {{ matrices.store("exchange", "0u", "SUM_PITCH", "o_%d" % n) }};
-                {{ settle() }}
-                exchange[own_sums] = bitcast<vec4u>(row_fade * bitcast<vec4f>(exchange[own_sums]));
-                exchange[own_sums + 1u] = bitcast<vec4u>(row_fade * bitcast<vec4f>(exchange[own_sums + 1u]));
-                {{ settle() }}
-                o_{{ n }} = {{ matrices.load("result", "exchange", "0u", "SUM_PITCH") }};
-                {{ settle() }}
+%% endif
+            {{ settle() }}
+            let sums_fade = of_heads[sums_head];
+            {{ flush() }}
+%% for n in sums
+            fresh_{{ n }} = {{ matrices.zero() }};
+            sum_{{ n }} *= sums_fade;
 %% endfor
-            }
         }
-        started = true;
+%% if problem.scales
+        let unit = LARGE * exp2(top - weighted_top);
+%% endif
         {{ settle() }}
 %% for i in quads
         let w_{{ i }} = weights_of(y_{{ i }}, top);
         total += (w_{{ i }}.x + w_{{ i }}.y) + (w_{{ i }}.z + w_{{ i }}.w);
-        let v_{{ i }} = LARGE * w_{{ i }};
-        let high_{{ i }} = packed(coarse(v_{{ i }}));
-        let low_{{ i }} = packed(v_{{ i }} - coarse(v_{{ i }}));
+        let v_{{ i }} = {{ "unit * (value_scale_%d * w_%d)" % (i, i) if problem.scales else "LARGE * w_%d" % i }};
+        let high_{{ i }} = packed({{ "coarse(v_%d)" % i if HEADS == 4 else "v_%d" % i }});
 %% endfor
         {
             let to = own_head * WEIGHT_PITCH + own_first / 8u;
 %% if HEADS == 8
             exchange[to] = vec4u(high_0, high_1);
-            exchange[to + HEADS * WEIGHT_PITCH] = vec4u(low_0, low_1);
 %% else
+            let low = packed(v_0 - coarse(v_0));
             let half = lane % 2u * 2u;
             exchange[to][half] = high_0.x;
             exchange[to][half + 1u] = high_0.y;
-            exchange[to + HEADS * WEIGHT_PITCH][half] = low_0.x;
-            exchange[to + HEADS * WEIGHT_PITCH][half + 1u] = low_0.y;
+            exchange[to + HEADS * WEIGHT_PITCH][half] = low.x;
+            exchange[to + HEADS * WEIGHT_PITCH][half + 1u] = low.y;
 %% endif
         }
         {{ settle() }}
 %% for t in blocks
-        let weights_{{ t }} = {{ matrices.load("left", "exchange", "%du" % (2 * t), "WEIGHT_PITCH") }};
+        let weights_{{ t }} = {{ matrices.load("right", "exchange", "%du" % (2 * t), "WEIGHT_PITCH", "col_major") }};
 %% endfor
-%% for part in value_parts
-%% if part
+{% set how = staged.value %}
+%% for stage in range(how.stages)
+%% if stage
         {{ settle() }}
-        {{ put("value", part) }}
+        {{ put("value", stage) }}
 %% endif
-%% for t in blocks
-%% for c in steps
+%% for block in range(how.keys // 16)
+%% for n in sums
         {
-            let v_part = {{ matrices.load("right", "tile", "%du * PITCH + %du" % (16 * t, 2 * c), "PITCH") }};
-            o_{{ part * (PART_DIM // 16) + c }} = {{ matrices.multiply_add("weights_%d" % t, "v_part", "o_%d" % (part * (PART_DIM // 16) + c)) }};
+            let v_part = {{ matrices.load("left", "tile", "%du" % (16 * block * how.pitch + 2 * n), "%du" % how.pitch, "col_major") }};
+            fresh_{{ n }} = {{ matrices.multiply_add("v_part", "weights_%d" % (stage * how.keys // 16 + block), "fresh_%d" % n) }};
         }
 %% endfor
 %% endfor
 %% endfor
         {{ settle() }}
     }
+    {{ flush() }}
 
     workgroupBarrier();
     exchange[lane].x = bitcast<u32>(total);
@@ -319,33 +360,37 @@ fn decode_matrix(
     }
     of_heads[own_head] = total;
     of_heads[HEADS + own_head] = top;
+    of_heads[2u * HEADS + own_head] = {{ "exp2(weighted_top - top) / (LARGE * WIDE)" if problem.scales else "1.0 / (LARGE * WIDE)" }};
     workgroupBarrier();
-    let item_total = of_heads[item_head];
-    let item_top = of_heads[HEADS + item_head];
+    let sums_total = of_heads[sums_head];
+    let sums_top = of_heads[HEADS + sums_head];
+    let sums_unit = of_heads[2u * HEADS + sums_head];
 %% if problem.empty_rows == "mean"
-    let means = ends_as_mean(b, 0u, item_total);
+    let means = ends_as_mean(b, 0u, sums_total);
 %% endif
-    let there = lane < ITEMS && n_first + item_head <= n_last;
-%% for n in range(VALUE_PARTS * PART_DIM // 16)
+    let there = lane % 8u < HEADS && n_first + sums_head <= n_last;
+%% for n in sums
+%% if HEADS == 4
     workgroupBarrier();
-    {{ matrices.store("exchange", "0u", "SUM_PITCH", "o_%d" % n) }};
+    exchange[lane] = bitcast<vec4u>(sum_{{ n }});
     workgroupBarrier();
+    sum_{{ n }} += bitcast<vec4f>(exchange[lane ^ HEADS]);
+%% endif
     if (there) {
         // Where these four of a row of a matrix lie among the head dims, whose fours were put apart.
-        let eight = {{ n % (PART_DIM // 16) * 2 }}u + lane % 4u / 2u;
-        let to = {{ n // (PART_DIM // 16) * (PART_DIM // 4) }}u + eight % {{ PART_DIM // 16 }}u * 4u + eight / {{ PART_DIM // 16 }}u * 2u + lane % 2u;
+        let eight = {{ 2 * n }}u + lane / 16u;
+        let to = eight % {{ how.chunks }}u * 4u + eight / {{ how.chunks }}u * 2u + lane / 8u % 2u;
         var all_values = vec4f();
 %% if problem.empty_rows == "mean"
         if (means) {
             all_values = sum_for_mean(part, b, k, to);
         }
 %% endif
-        let sum = bitcast<vec4f>(exchange[item_head * SUM_PITCH + lane % 4u]) + bitcast<vec4f>(exchange[(HEADS + item_head) * SUM_PITCH + lane % 4u]);
-        let four = 1.0 / (LARGE * WIDE) * sum.xzyw;
-        finish_chunk(part, b, 0u, n_first + item_head, item_top, item_total, to, {{ "without_infinities(four)" if NAN_IS_INFINITE else "four" }}, all_values);
+        let four = sums_unit * sum_{{ n }}.xzyw;
+        finish_chunk(part, b, 0u, n_first + sums_head, sums_top, sums_total, to, {{ "without_infinities(four)" if NAN_IS_INFINITE else "four" }}, all_values);
     }
 %% endfor
-    if (there && lane % 4u == 0u) {
-        finish_row(part, b, 0u, n_first + item_head, item_top, item_total);
+    if (there && lane < 8u) {
+        finish_row(part, b, 0u, n_first + sums_head, sums_top, sums_total);
     }
 }

@@ -1,7 +1,16 @@
 {# How decode_matrix takes keys and values of one byte: four of a word as float16, those of even places first, times
    WIDE where there is one. Needs key_name, EMULATED. #}
 {% macro pair(bits, change) %}{{ ("pack2x16float(unpack2x16float(%s) %s)" if EMULATED else "bitcast<u32>(bitcast<vec2<f16>>(%s) %sh)") % (bits, change) }}{% endmacro %}
-%% if key_name == "f8e5m2"
+%% if key_name == "i8"
+const WIDE: f32 = 1.0;
+
+// A byte in the lower bits of a float16 between 1024 and 2048 is 1024 more; with its sign's bit turned, 128 more.
+fn widen(word: u32) -> vec2u {
+    let even = (word & 0x00ff00ffu) ^ 0x64806480u;
+    let odd = ((word >> 8u) & 0x00ff00ffu) ^ 0x64806480u;
+    return vec2u({{ pair("even", "- 1152.0") }}, {{ pair("odd", "- 1152.0") }});
+}
+%% elif key_name == "f8e5m2"
 const WIDE: f32 = 1.0;
 
 // The upper bytes of float16.

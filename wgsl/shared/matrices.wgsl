@@ -1,15 +1,20 @@
 {# Macros: 16x16 matrices that the 32 lanes of a subgroup hold together, of float16 ("left" and "right") or float32
    ("result"), and their ways to and from workgroup arrays. float16 lie in arrays of vec4u, eight an element, float32 in
-   arrays of vec4f: places and pitches count such elements, so that lanes move 16 bytes at a time.
+   arrays of vec4f: places and pitches count such elements, so that lanes move 16 bytes at a time. A template's constant
+   COLUMNS says how many columns right matrices and results have, where that is 8.
    EMULATED composes plain WGSL of the same meaning, for tests: a lane holds row `lane % 16`, of right matrices and
    results eight columns, and what the hardware keeps in order needs a barrier. #}
+
+{% set columns = COLUMNS | default(16) %}
+{# Of the emulation: which eight columns a lane holds. #}
+{% set eight = "matrix_lane / 16u" if columns == 16 else "0u" %}
 
 {% macro zero(use="result") -%}
 {{ type(use) }}()
 {%- endmacro %}
 
 {% macro type(use) -%}
-{% if EMULATED %}{{ use | capitalize }}Matrix{% else %}subgroup_matrix_{{ use }}<{{ "f32" if use == "result" else "f16" }}, 16, 16>{% endif %}
+{% if EMULATED %}{{ use | capitalize }}Matrix{% else %}subgroup_matrix_{{ use }}<{{ "f32" if use == "result" else "f16" }}, {{ 16 if use == "left" else columns }}, 16>{% endif %}
 {%- endmacro %}
 
 {# The matrix at element `at` of an array, `pitch` elements from one row to the next, or with col_major one column. #}
@@ -79,7 +84,7 @@ fn left_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> LeftMatrix {
 %% for array in rights
 fn right_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> RightMatrix {
     var made: RightMatrix;
-    let column = matrix_lane / 16u;
+    let column = {{ eight }};
     if (by_column) {
 %% for c in range(8)
 %% for k in range(0, 16, 2)
@@ -101,16 +106,16 @@ fn right_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> RightMatrix {
 %% endfor
 %% for array in results
 fn result_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> ResultMatrix {
-    let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    let first = at + matrix_lane % 16u * pitch + {{ eight }} * 2u;
     return ResultMatrix(array<vec4f, 2>({{ array }}[first], {{ array }}[first + 1u]));
 }
 
 fn result_to_{{ array }}(at: u32, pitch: u32, by_column: bool, matrix: ResultMatrix) {
-    let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    let first = at + matrix_lane % 16u * pitch + {{ eight }} * 2u;
     if (by_column) {
         let row = matrix_lane % 16u;
 %% for c in range(8)
-        {{ array }}[at + (matrix_lane / 16u * 8u + {{ c }}u) * pitch + row / 4u][row % 4u] = matrix.row[{{ c // 4 }}][{{ c % 4 }}];
+        {{ array }}[at + ({{ eight }} * 8u + {{ c }}u) * pitch + row / 4u][row % 4u] = matrix.row[{{ c // 4 }}][{{ c % 4 }}];
 %% endfor
         return;
     }
@@ -121,16 +126,24 @@ fn result_to_{{ array }}(at: u32, pitch: u32, by_column: bool, matrix: ResultMat
 %% endfor
 %% for array in bits
 fn result_of_{{ array }}(at: u32, pitch: u32, by_column: bool) -> ResultMatrix {
-    let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    if (by_column) {
+        var made: ResultMatrix;
+        let row = matrix_lane % 16u;
+%% for c in range(8)
+        made.row[{{ c // 4 }}][{{ c % 4 }}] = bitcast<f32>({{ array }}[at + ({{ eight }} * 8u + {{ c }}u) * pitch + row / 4u][row % 4u]);
+%% endfor
+        return made;
+    }
+    let first = at + matrix_lane % 16u * pitch + {{ eight }} * 2u;
     return ResultMatrix(array<vec4f, 2>(bitcast<vec4f>({{ array }}[first]), bitcast<vec4f>({{ array }}[first + 1u])));
 }
 
 fn result_to_{{ array }}(at: u32, pitch: u32, by_column: bool, matrix: ResultMatrix) {
-    let first = at + matrix_lane % 16u * pitch + matrix_lane / 16u * 2u;
+    let first = at + matrix_lane % 16u * pitch + {{ eight }} * 2u;
     if (by_column) {
         let row = matrix_lane % 16u;
 %% for c in range(8)
-        {{ array }}[at + (matrix_lane / 16u * 8u + {{ c }}u) * pitch + row / 4u][row % 4u] = bitcast<u32>(matrix.row[{{ c // 4 }}][{{ c % 4 }}]);
+        {{ array }}[at + ({{ eight }} * 8u + {{ c }}u) * pitch + row / 4u][row % 4u] = bitcast<u32>(matrix.row[{{ c // 4 }}][{{ c % 4 }}]);
 %% endfor
         return;
     }

@@ -28,7 +28,7 @@ DISCRETE = DeviceProfile(
         texture_2d=32768,
     ),
 )
-MATRICES = replace(DISCRETE, provider="dawn", matrix=("f16-f32-16x16x16",), subgroup_most=32)
+MATRICES = replace(DISCRETE, provider="dawn", matrix=("f16-f32-16x16x16", "f16-f32-16x8x16"), subgroup_most=32)
 CPU = DeviceProfile(
     name="a CPU adapter",
     kind="cpu",

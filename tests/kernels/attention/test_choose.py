@@ -19,11 +19,11 @@ from wgattn._kernels.attention.launches import splits_for
 from wgattn._kernels.attention.problem import HEAD_DIMS, Call, describe
 from wgattn._kernels.compose import compose
 from wgattn._kernels.kernel import Launch, Operand, Variant, natural_strides
-from wgattn._kernels.matrices import CONFIGURATION
+from wgattn._kernels.matrices import CONFIGURATION, EIGHT_COLUMNS
 from wgattn._runtime.profile import DeviceProfile, Limits
 
 GRID = dict(grid())
-UNITS = replace(DISCRETE, matrix=(CONFIGURATION,), subgroup_most=32)
+UNITS = replace(DISCRETE, matrix=(CONFIGURATION, EIGHT_COLUMNS), subgroup_most=32)
 FULL = Call()
 
 

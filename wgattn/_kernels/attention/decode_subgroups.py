@@ -26,6 +26,7 @@ BYTE_WORKGROUPS = 512  # that fill a discrete GPU with lanes of so many register
 # share: so many bytes of one key are read side by side.
 TURNED: dict[int, tuple[str, ...]] = {0: ("heads",), 2: ("heads",), 3: ("heads", "keys")}
 TURNED_BYTES = 64
+MOST_SHARE = 32  # bytes of a float32 key that a lane reads, for eight keys to be taken at a time; of more four are
 SLACK = 8.0  # how far a logit may lie above the running maximum
 
 
@@ -124,8 +125,9 @@ def _first_team(problem: AttentionProblem, profile: DeviceProfile, teams: tuple[
         for most in (_elements(problem, profile), MOST_ELEMENTS):
             for lanes in fitting:
                 if max(dims) * heads <= most * lanes:
-                    batch, unit = min(lanes, 4 if problem.key_dtype == float32 else 8), _unit(problem, lanes)
-                    return Team(lanes, heads, batch, unit, _digits(problem) if unit else 0)
+                    unit = _unit(problem, lanes)
+                    batch = 4 if problem.key_dtype == float32 and 4 * max(dims) > MOST_SHARE * lanes else 8
+                    return Team(lanes, heads, min(lanes, batch), unit, _digits(problem) if unit else 0)
     return None
 
 
