@@ -52,17 +52,19 @@ fn early_key(tile: u32, next: u32, row: u32) -> u32 {
 %% endif
 {%- endmacro %}
 
-{# Rows of K or V, read into registers. `place` makes the key of a row; none lies at `end` or behind it. #}
+{# Rows of K or V, read into registers. `place` makes the key of a row; none lies at `end` or behind it. Threads past a
+   tile's last word read it too: a branch would wait for what is read in it. #}
 {% macro fetch(name, words, pieces, place, end) %}
 %% if unit
 {% if not problem.paged %}
         if ({{ end }} <= keys.y) {
 %% for i in range(pieces)
-%% if (i + 1) * WORKGROUP > TILE_K * words
-            if (thread + {{ i }}u * WORKGROUP < TILE_K * {{ words }}u)
-%% endif
             {
+%% if (i + 1) * WORKGROUP > TILE_K * words
+                let i = min(thread + {{ i }}u * WORKGROUP, TILE_K * {{ words }}u - 1u);
+%% else
                 let i = thread + {{ i }}u * WORKGROUP;
+%% endif
                 let s = {{ place("i / %du" % words) }};
                 {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, s) * {{ name }}_step + i % {{ words }}u];
             }

@@ -1,5 +1,6 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
+{% import "attention/flash_tiled_stages.wgsl" as stages with context %}
 
 // Flash, tiled: a workgroup owns TILE_Q query rows that read one key/value head, and passes over their keys once,
 // TILE_K at a time, with a running maximum a row. Threads stand ACROSS × DOWN. Each owns ROWS × KEYS logits, quads of
@@ -36,12 +37,6 @@ fn finish_column(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk:
         finish_chunk(part, b, t, n, top, total, chunk, sum, {{ "staged[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
     }
 }
-{# Four rows of four numbers each, as lines of which they are one quad. #}
-{% macro put_turned(at, quads) %}
-%% for d in range(4)
-                staged[{{ at }} + {{ d }}u * {{ quads }}] = vec4f(four_0.{{ xyzw[d] }}, four_1.{{ xyzw[d] }}, four_2.{{ xyzw[d] }}, four_3.{{ xyzw[d] }});
-%% endfor
-{% endmacro %}
 {# A vec4f over the rows of quad j, reduced over the threads across, which are neighbours but one in a subgroup. #}
 {% macro reduce(name, j, function) %}
 %% if SHUFFLES
@@ -90,6 +85,10 @@ fn flash_tiled(
     var sum_{{ r }}_{{ c }} = vec4f();
 %% endfor
 %% endfor
+%% if EARLY
+{{ stages.find_queries() }}
+%% endif
+{{ stages.declare_values() }}
     for (var tile = keys.x; tile < keys.y; tile += TILE_K) {
 %% if problem.segments
         let k_ids = key_segment_range(b, tile, min(tile + TILE_K, keys.y));
@@ -103,51 +102,26 @@ fn flash_tiled(
 %% endfor
 %% endfor
         for (var first = 0u; first < HEAD_CHUNKS; first += STAGE_CHUNKS) {
-            workgroupBarrier();
-            // Rows past the last are copies of it, and are not stored.
-            for (var i = thread; i < ROW_QUADS * STAGE_CHUNKS; i += WORKGROUP) {
-                let quad = i / STAGE_CHUNKS;
-                let chunk = i % STAGE_CHUNKS;
-%% for e in range(4)
-                let t_{{ e }} = min(t_first + (4u * quad + {{ e }}u) / HEADS, t_last);
-                let n_{{ e }} = min(n_first + (4u * quad + {{ e }}u) % HEADS, n_last);
-                let row_{{ e }} = q_rows + t_{{ e }} * parameters.query_t + n_{{ e }} * parameters.query_n;
-%% if problem.rope is not none
-                let four_{{ e }} = scale * load_query_rotated(row_{{ e }}, first + chunk, position_of(b, t_{{ e }}));
-%% else
-                let four_{{ e }} = scale * load_query(row_{{ e }}, first + chunk);
+%% if not EARLY
+{{ stages.find_queries() }}
 %% endif
-%% endfor
-                let at = 4u * chunk * ROW_QUADS + (quad ^ (chunk & ROW_MASK));
-                {{ put_turned("at", "ROW_QUADS") }}
-            }
-            // Keys past the last are copies of it, and are masked.
-            for (var i = thread; i < KEY_QUADS * STAGE_CHUNKS; i += WORKGROUP) {
-                let quad = i / STAGE_CHUNKS;
-                let chunk = i % STAGE_CHUNKS;
-%% for e in range(4)
-                let s_{{ e }} = min(tile + 4u * quad + {{ e }}u, keys.y - 1u);
-                let row_{{ e }} = key_row_of(k_rows, b, key_slot(b, s_{{ e }}), k);
-%% if problem.rope is not none
-                let four_{{ e }} = load_key_rotated(row_{{ e }}, first + chunk, key_position(b, s_{{ e }}));
-%% else
-                let four_{{ e }} = load_key(row_{{ e }}, first + chunk);
-%% endif
-%% endfor
-                let at = KEYS_AT + 4u * chunk * KEY_QUADS + (quad ^ (chunk & KEY_MASK));
-                {{ put_turned("at", "KEY_QUADS") }}
-            }
+{{ stages.read_rows("first") }}
             workgroupBarrier();
-            for (var chunk = 0u; chunk < STAGE_CHUNKS; chunk++) {
-                let q_at = 4u * chunk * ROW_QUADS + (down ^ (chunk & ROW_MASK));
-                let k_at = KEYS_AT + 4u * chunk * KEY_QUADS + (across ^ (chunk & KEY_MASK));
-%% for d in range(4)
+{{ stages.store_rows() }}
+            workgroupBarrier();
+            for (var turn = 0u; turn < 4u * STAGE_CHUNKS; turn += TURN) {
+%% for line in range(TURN)
+{% set four = line // 4 * 4 %}
+%% if line == four
+                let q_at_{{ line }} = (turn + {{ line }}u) * ROW_QUADS + (down ^ ((turn / 4u + {{ line // 4 }}u) & ROW_MASK));
+                let k_at_{{ line }} = KEYS_AT + (turn + {{ line }}u) * KEY_QUADS + (across ^ ((turn / 4u + {{ line // 4 }}u) & KEY_MASK));
+%% endif
                 {
 %% for j in row_quads
-                    let q_{{ j }} = staged[q_at + {{ d }}u * ROW_QUADS + {{ j }}u * DOWN];
+                    let q_{{ j }} = staged[q_at_{{ four }} + {{ line - four }}u * ROW_QUADS + {{ j }}u * DOWN];
 %% endfor
 %% for i in key_quads
-                    let k_{{ i }} = staged[k_at + {{ d }}u * KEY_QUADS + {{ i }}u * ACROSS];
+                    let k_{{ i }} = staged[k_at_{{ four }} + {{ line - four }}u * KEY_QUADS + {{ i }}u * ACROSS];
 %% endfor
 %% for i in range(KEYS)
 %% for j in row_quads
@@ -158,6 +132,9 @@ fn flash_tiled(
 %% endfor
             }
         }
+%% if EARLY
+{{ stages.read_values("0u") }}
+%% endif
 %% if problem.bias is none and not problem.mask
         var whole = tile + TILE_K <= keys.y && block_keeps(b, t_first, t_last, tile, tile + TILE_K);
 %% if problem.segments
@@ -204,13 +181,14 @@ fn flash_tiled(
             let there_{{ i }} = s_{{ i }} < keys.y && key_there(b, s_{{ i }});
             let position_{{ i }} = key_position(b, s_{{ i }});
 %% endfor
-%% for r in range(ROWS)
+%% for j in row_quads
             {
-                let kept = kept_keys(b, min(t_first + {{ own_row("%du" % r) }} / HEADS, t_last));
+%% for e in range(4)
+                let kept_{{ e }} = kept_keys(b, min(t_first + {{ own_row("%du" % (4 * j + e)) }} / HEADS, t_last));
+%% endfor
 %% for i in range(KEYS)
-                if (!(there_{{ i }} && in_range(kept, position_{{ i }}))) {
-                    x_{{ i }}_{{ r // 4 }}.{{ xyzw[r % 4] }} = MASKED;
-                }
+                let keeps_{{ i }} = vec4<bool>(there_{{ i }}) & vec4<bool>({% for e in range(4) %}in_range(kept_{{ e }}, position_{{ i }}){{ ", " if e < 3 }}{% endfor %});
+                x_{{ i }}_{{ j }} = select(vec4f(MASKED), x_{{ i }}_{{ j }}, keeps_{{ i }});
 %% endfor
             }
 %% endfor
@@ -255,23 +233,18 @@ fn flash_tiled(
 %% endfor
 
         for (var first = 0u; first < TILE_K; first += STAGE_KEYS) {
+%% if not EARLY
+{{ stages.read_values("first") }}
+%% endif
 %% if STAGE_KEYS < TILE_K
             if (first > 0u) {
+%% if EARLY
+{{ stages.read_values("first") }}
+%% endif
                 workgroupBarrier();
             }
 %% endif
-            for (var i = thread; i < STAGE_KEYS * VALUE_CHUNKS; i += WORKGROUP) {
-                let line = i / VALUE_CHUNKS;
-                let chunk = i % VALUE_CHUNKS;
-                let s = min(tile + first + line, keys.y - 1u);
-                var four = load_value(value_row_of(v_rows, b, key_slot(b, s), k), chunk);
-%% if problem.paged
-                if (!key_there(b, s)) {
-                    four = vec4f();
-                }
-%% endif
-                staged[VALUES_AT + line * VALUE_PITCH + chunk] = four;
-            }
+{{ stages.store_values() }}
             // The weights of these keys, by the threads that made them.
 %% for i in key_quads
             {
@@ -287,16 +260,19 @@ fn flash_tiled(
             }
 %% endfor
             workgroupBarrier();
-            for (var quad = 0u; quad < STAGE_KEYS / 4u; quad++) {
-                let w_at = 4u * quad * ROW_QUADS + (down ^ (quad & ROW_MASK));
-                let v_at = VALUES_AT + 4u * quad * VALUE_PITCH + across;
-%% for e in range(4)
+            for (var turn = 0u; turn < STAGE_KEYS; turn += VALUE_TURN) {
+                let v_at = VALUES_AT + turn * VALUE_PITCH + across;
+%% for line in range(VALUE_TURN)
+{% set four = line // 4 * 4 %}
+%% if line == four
+                let w_at_{{ line }} = (turn + {{ line }}u) * ROW_QUADS + (down ^ ((turn / 4u + {{ line // 4 }}u) & ROW_MASK));
+%% endif
                 {
 %% for j in row_quads
-                    let w_{{ j }} = staged[w_at + {{ e }}u * ROW_QUADS + {{ j }}u * DOWN];
+                    let w_{{ j }} = staged[w_at_{{ four }} + {{ line - four }}u * ROW_QUADS + {{ j }}u * DOWN];
 %% endfor
 %% for c in columns
-                    let v_{{ c }} = staged[v_at + {{ e }}u * VALUE_PITCH + {{ c }}u * ACROSS];
+                    let v_{{ c }} = staged[v_at + {{ line }}u * VALUE_PITCH + {{ c }}u * ACROSS];
 %% endfor
 %% for r in range(ROWS)
 %% for c in columns

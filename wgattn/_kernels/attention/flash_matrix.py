@@ -74,11 +74,12 @@ class Tile:
 # Fastest first. On an H200 all workgroups of a multiprocessor have 48 KiB together: below half of that two run at once,
 # which is worth more than a larger tile. Two blocks of rows read each part of K and V once, where registers suffice.
 TILES = (
-    Tile(4, 32, blocks=2, most_dim=80),
+    Tile(4, 32, blocks=2, most_dim=96),
     Tile(8, 32, steps=2),
     Tile(8, 32, slots=2),
-    Tile(8, 32),
-    Tile(4, 32),
+    Tile(8, 32, most_dim=192),
+    Tile(4, 32, most_dim=192),
+    Tile(8, 16),
     Tile(2, 32),
     Tile(2, 16),
     Tile(1, 16),

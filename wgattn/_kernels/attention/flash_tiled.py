@@ -19,8 +19,10 @@ class Tile:
     """How a workgroup's threads stand: `across` × `down`, powers of two from 2 on, each with `rows` × `keys` logits,
     multiples of 4.
 
-    `dims`: the head dims of Q and K that are staged at a time, at most. `from_dim`, `to_dim`: the head dims that it is
-    for, where another tile fits too.
+    `dims`: the head dims of Q and K that are staged at a time, at most. `turn`: lines of a stage that are multiplied in
+    one turn of a loop; more are faster, and take longer to compile. `early`: values are read before weights are made,
+    and places of query rows kept, where registers are left. `from_dim`, `to_dim`: the head dims that it is for, where
+    another tile fits too.
     """
 
     across: int
@@ -28,6 +30,8 @@ class Tile:
     rows: int
     keys: int
     dims: int = 32
+    turn: int = 4
+    early: bool = False
     from_dim: int = 0
     to_dim: int = MAX_DIM
 
@@ -75,6 +79,10 @@ class Tile:
             "VALUE_PITCH": pitch,
         }
 
+    def lines(self, staged: int) -> int:
+        """Lines that a turn multiplies, of so many that are staged; both are multiples of 4."""
+        return self.turn if staged % self.turn == 0 else 4
+
     def shuffles(self, profile: DeviceProfile) -> bool:
         """Whether the threads that share a row are sure to be in one subgroup."""
         return 2 * self.across <= profile.team
@@ -88,8 +96,10 @@ class Tile:
 # Fastest first. NVIDIA's drivers give the workgroups of a multiprocessor 48 KiB together, so that what one needs
 # decides how many there are at a time.
 TILES = (
-    Tile(16, 8, 8, 4, from_dim=64),
-    Tile(8, 8, 8, 8, dims=16),
+    Tile(8, 16, 8, 8, turn=8, early=True, to_dim=64),
+    Tile(16, 8, 8, 4, early=True, from_dim=64, to_dim=64),
+    Tile(16, 8, 8, 4, turn=8, from_dim=80),
+    Tile(8, 8, 8, 8, dims=16, early=True),
     Tile(16, 8, 8, 8, dims=16),
     Tile(16, 8, 8, 4, dims=16),
     Tile(16, 16, 4, 4),
@@ -102,6 +112,7 @@ TILES = (
 MOST_REGISTERS = 160  # of 255 that a thread may have
 SLACK = 8.0  # how far a logit may lie above the running maximum
 FEW_ROWS = 16  # rows of a tile that are enough where T is at most 16
+MOST_ROWS = 64  # of a tile where T is not large: there are to be many workgroups
 CPU_LOGITS = 1024  # of a tile on a CPU adapter, which has nothing from larger ones but longer compilation
 
 
@@ -114,7 +125,8 @@ def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
 
 def _is_for(tile: Tile, problem: AttentionProblem, profile: DeviceProfile) -> bool:
     small = tile.q * tile.k <= CPU_LOGITS
-    return tile.from_dim <= problem.head_dim <= tile.to_dim and (small or not profile.is_cpu)
+    enough = tile.q <= MOST_ROWS or problem.queries == "many"
+    return tile.from_dim <= problem.head_dim <= tile.to_dim and enough and (small or not profile.is_cpu)
 
 
 def _fitting(problem: AttentionProblem, profile: DeviceProfile) -> dict[int, Tile]:
@@ -165,6 +177,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
         f"q{tile.q}k{tile.k}",
         f"t{tile.rows}x{tile.keys}",
         f"d{4 * stages['STAGE_CHUNKS']}" + ("s" if shuffles else ""),
+        f"l{tile.turn}" + ("e" if tile.early else ""),
         *((f"n{heads}",) if heads > 1 else ()),
     )
     return Variant(
@@ -190,6 +203,9 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("VALUE_CHUNKS", problem.value_dim // 4),
             ("COLUMNS", tile.columns(problem)),
             *stages.items(),
+            ("TURN", tile.lines(4 * stages["STAGE_CHUNKS"])),
+            ("VALUE_TURN", tile.lines(stages["STAGE_KEYS"])),
+            ("EARLY", tile.early),
             ("SHUFFLES", shuffles),
             ("SCRATCH_PITCH", tile.scratch_pitch),
             ("SLACK", SLACK),
@@ -229,11 +245,11 @@ def _max_keys(problem: AttentionProblem, tile: Tile, profile: DeviceProfile) -> 
         return None
     stages = tile.stages(problem)
     chunks, keys, value = stages["STAGE_CHUNKS"], stages["STAGE_KEYS"], problem.value_dim // 4
-    staged = -(-tile.q // 4 * chunks // tile.threads) + -(-tile.k // 4 * chunks // tile.threads)
-    if problem.rope == "half":
-        staged *= 17  # elements of a rotated chunk are found one by one
-    logits = problem.head_dim // 4 // chunks * (1 + staged + chunks) + tile.rows // 4 * tile.across
-    output = tile.k // keys * (1 + -(-keys * value // tile.threads) + keys // 4)
+    rotated = 0
+    if problem.rope == "half":  # elements of a rotated chunk are found one by one
+        rotated = 16 * (-(-tile.q // 4 * chunks // tile.threads) - (-tile.k // 4 * chunks // tile.threads))
+    logits = problem.head_dim // 4 // chunks * (1 + rotated + chunks) + tile.rows // 4 * tile.across
+    output = tile.k // keys * (1 + keys // 4)
     a_tile = 1 + logits + output + tile.keys * (1 + tile.rows) + (tile.k if problem.segments else 0)
     if problem.paged:
         a_tile += tile.k // 8  # pages, each of which may have no key
