@@ -7,21 +7,20 @@ from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from wgattn import masks
-from wgattn._bind import check_implementation, check_mask, residual_dtype_of, rope_of, softcap_of, window
+from wgattn._bind import residual_dtype_of, rope_of, softcap_of, window
 from wgattn._kernels.rotation import Rope
 from wgattn._options import AttentionOptions
 
+from ._arguments import implementation_of, mask_parts, scale_of
 from ._batching import Batching
 from ._callback import HostProgram, check_backend, operand, vary, varying_axes
 from ._recorded import Spec, avals_of, forward_program
 from ._transforms import attention
 
 ArrayLike = Any
-CHOOSE = (None, "xla", "cudnn")
 
 
 @overload
@@ -95,22 +94,14 @@ def dot_product_attention(
     check_backend()
     if return_residual is False and residual_dtype is not None:
         raise ValueError("residual_dtype is given without return_residual=True: there would be no residual to cast")
-    if implementation not in CHOOSE:
-        check_implementation(implementation)  # type: ignore[arg-type]
     if rope is not None:
         rope_of(rope)
-    check_mask(mask)
-    given = {"query": query, "key": key, "value": value, "bias": bias}
-    given["mask"] = None if isinstance(mask, masks.Mask) else mask
+    family = implementation_of(implementation)
+    clauses, of_mask = mask_parts(mask)
+    static_scale, scale = scale_of(scale)
+    given = {"query": query, "key": key, "value": value, "bias": bias, **of_mask, "scale": scale}
     given |= {"query_lengths": query_seq_lengths, "key_value_lengths": key_value_seq_lengths}
     given |= {"query_offset": query_offset, "sinks": sinks}
-    clauses = None
-    if isinstance(mask, masks.Mask):
-        clauses, sources, ids = masks.bind(mask)
-        given |= dict(zip(("query_segments", "key_segments"), ids or (), strict=False))
-        given |= {f"bound{n}": source for n, source in enumerate(sources)}
-    static_scale = scale if isinstance(scale, int | float | np.generic) else None
-    given["scale"] = None if static_scale is not None else scale
     operands = {
         name: operand(x, name.replace("_lengths", "_seq_lengths"))
         for name, x in given.items()
@@ -119,12 +110,12 @@ def dot_product_attention(
     spec = Spec(
         names=tuple(operands),
         clauses=clauses,
-        scale=None if static_scale is None else float(static_scale),
+        scale=static_scale,
         is_causal=bool(is_causal),
         window=None if local_window_size is None else window(local_window_size),
         softcap=softcap_of(softcap),
         rope=rope,
-        implementation=None if implementation in CHOOSE else implementation,
+        implementation=family,
         residual=bool(return_residual),
     )
     arrays = list(operands.values())

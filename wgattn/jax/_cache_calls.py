@@ -6,15 +6,17 @@ from typing import Any
 
 import jax
 
-from wgattn import masks, nn
+from wgattn import nn
 from wgattn._array import Array
-from wgattn._bind import check_implementation, check_mask
 from wgattn._cache import ARRAYS, KVCache
 from wgattn._cache_form import CacheForm
 from wgattn._kernels.attention.problem import Clause
 
-from ._attention import CHOOSE
+from ._arguments import implementation_of, mask_of, mask_parts, scale_of
 from ._callback import operand
+
+# Of nn.cached_attention, beside query and what a mask value is made of.
+OPERANDS = ("bias", "mask", "scale", "query_seq_lengths", "sinks", "query_offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +30,22 @@ class CachedCall:
     def record(self, cache: KVCache, arrays: Sequence[Array]) -> Any:
         """The call as `nn` records it, and checks it: out, and the residual where it is asked for."""
         operands = dict(zip(self.names, arrays, strict=True))
-        if self.clauses is not None:
-            sources = tuple(operands.pop(name) for name in self.names if name.startswith("bound"))
-            ids = (operands.pop("query_ids"), operands.pop("key_ids")) if "query_ids" in operands else None
-            return nn.cached_attention(
-                operands.pop("query"),
-                cache,
-                mask=masks.Mask(self.clauses, sources, ids),
-                **operands,
-                **dict(self.options),
-            )
-        return nn.cached_attention(operands.pop("query"), cache, **operands, **dict(self.options))
+        mask = mask_of(self.clauses, operands)
+        given: dict[str, Any] = {name: operands[name] for name in OPERANDS if name in operands}
+        if mask is not None:
+            given["mask"] = mask
+        return nn.cached_attention(operands["query"], cache, **given, **dict(self.options))
 
 
 def cached_call(given: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[CachedCall, list[jax.Array]]:
     """What is static in a call of such operands (None: absent) and options, and the operands as JAX arrays."""
     found, fixed = dict(given), dict(options)
-    if fixed["implementation"] in CHOOSE:
-        fixed["implementation"] = None
-    else:
-        check_implementation(fixed["implementation"])
-    mask, clauses = found["mask"], None
-    check_mask(mask)
-    if isinstance(mask, masks.Mask):
-        found["mask"] = None
-        clauses, sources, ids = masks.bind(mask)
-        found |= dict(zip(("query_ids", "key_ids"), ids or (), strict=False))
-        found |= {f"bound{n}": source for n, source in enumerate(sources)}
-    if isinstance(found["scale"], int | float):
-        fixed["scale"] = float(found.pop("scale"))
+    fixed["implementation"] = implementation_of(fixed["implementation"])
+    clauses, of_mask = mask_parts(found.pop("mask"))
+    static_scale, found["scale"] = scale_of(found["scale"])
+    found |= of_mask
+    if static_scale is not None:
+        fixed["scale"] = static_scale
     operands = {name: operand(x, name) for name, x in found.items() if x is not None or name == "query"}
     return CachedCall(tuple(operands), clauses, tuple(sorted(fixed.items()))), list(operands.values())
 

@@ -19,6 +19,7 @@ from wgattn._kernels.attention.problem import Call, Clause
 from wgattn._kernels.rotation import Rope
 from wgattn._trace import Traced
 
+from ._arguments import mask_of
 from ._batching import Batching, Entries, entries, merged, split_point
 from ._callback import HostProgram
 
@@ -42,11 +43,7 @@ class Spec:
 
     def ranges(self, operands: dict[str, Array]) -> masks.Mask | None:
         """The mask value, with its run-time values from `operands`."""
-        if self.clauses is None:
-            return None
-        sources = tuple(x for name, x in operands.items() if name.startswith("bound"))
-        ids = (operands["query_segments"], operands["key_segments"]) if "query_segments" in operands else None
-        return masks.Mask(self.clauses, sources, ids)
+        return mask_of(self.clauses, operands)
 
 
 def avals_of(arrays: Sequence[jax.Array]) -> Avals:
