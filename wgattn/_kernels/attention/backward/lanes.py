@@ -8,7 +8,7 @@ from wgattn._dtypes import short_name
 from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.backward.texels import NAMES, texel_dtype
-from wgattn._kernels.attention.backward.work import ADDING, key_heads, shader, sums_binding
+from wgattn._kernels.attention.backward.work import ADDING, blocks_of_keys, key_heads, shader, sums_binding
 from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.inputs import texel_dtype as dense_dtype
 from wgattn._kernels.attention.lanes import device_support
@@ -70,13 +70,10 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
         share = min(group, box.size("n"))
         return box.batch * key_heads(box, group) * -(-box.size("t") * share // block)
 
-    def key_value_workgroups(box: Box) -> int:
-        return box.batch * key_heads(box, group) * -(-box.size("s") // block)
-
     most = _most(problem, profile)
     sweeps = Sweeps(
         Sweep(_sweep(problem, profile, "query"), query_workgroups),
-        Sweep(_sweep(problem, profile, "key_value"), key_value_workgroups),
+        Sweep(_sweep(problem, profile, "key_value"), blocks_of_keys(block, group)),
         most,
         None if most is None else max(most // group, 1),
         from_textures=True,

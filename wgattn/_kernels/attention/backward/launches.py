@@ -1,6 +1,6 @@
 """The launches of one backward call, whichever family sweeps: statistics, sweeps over boxes, sums made gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 
@@ -86,7 +86,7 @@ def plan_gradient(
     row or one a batch entry, grad_scale of one number or one a batch entry; the last three contiguous.
     """
     rope, limits = call.rope, profile.limits
-    swept = {**operands, "query": operands["query"], "key": operands["key"]}
+    swept = dict(operands)
     if rope is not None:
         swept |= {name: turned_rows(operands[name]) for name in ("query", "key")}
     gathered, statistics_at = gather(problem.sweep, operands)
@@ -103,22 +103,18 @@ def plan_gradient(
 
     if rope is not None:
         for name in ("query", "key"):
-            last = turned_rows(operands[name])
-            scratch[rows.turned_name(name)] = Scratch(-(-last.extent()[1] // 4) * 16)
-        for box in boxes:
-            steps.append(rows.turn(work, box, "query", operands["query"], rope))
-        for box in _first_rows(boxes, work.group):
-            steps += [rows.turn(work, replace(box, s=span), "key", operands["key"], rope) for span in key_spans]
+            scratch[rows.turned_name(name)] = Scratch(-(-swept[name].extent()[1] // 4) * 16)
+        steps += [rows.turn(work, box, "query", operands["query"], rope) for box in boxes]
+        by_keys = (replace(box, s=span) for box in _first_rows(boxes, work.group) for span in key_spans)
+        steps += [rows.turn(work, box, "key", operands["key"], rope) for box in by_keys]
     for box in boxes:
         steps.append(delta(work, box))
         if problem.sweep.bias is not None:
             steps += far_rows(work, box, key_spans, limits.loop_turns)
+    parts = tuple(replace(box, s=span) for box, span in product(boxes, key_spans))
     if sweeps.by_largest:
-        found: set[tuple[Span, Span, int]] = set()
-        for box, span in product(boxes, key_spans):
-            heads = box.b0, box.b1, box.n[0] // work.group
-            steps.append(largest(work, replace(box, s=span), heads in found))
-            found.add(heads)
+        turns = _in_turn(parts, lambda part: _keys_of(part, work.group))
+        steps += [largest(work, part, again) for part, again in turns]
     wanted, textures = problem.wanted, texels.Textures(sweeps.dense) if sweeps.from_textures else None
     heads = _kept_heads(work, sweeps.kept, boxes, key_spans)
     if sweeps.kept is not None and heads:
@@ -129,12 +125,8 @@ def plan_gradient(
         if "key" in wanted or "value" in wanted:
             steps += _by_key_value(work, sweeps, boxes, key_spans, scratch, call, textures)
     if "bias" in wanted:
-        parts = tuple(replace(box, s=span) for box in boxes for span in key_spans)
         bias = sums.bias_sums(work, parts, limits.loop_turns)
-        touched = set()
-        for part in parts:
-            steps.append(bias.add(part, bias.elements_of(part) in touched))
-            touched.add(bias.elements_of(part))
+        steps += [bias.add(part, again) for part, again in _in_turn(parts, bias.elements_of)]
         if not bias.direct:
             scratch["bias_parts"] = Scratch(bias.nbytes)
             steps.append(bias.finish())
@@ -220,7 +212,7 @@ def _by_key_value(
     wanted, problem = work.problem.wanted, work.problem.sweep
     mean = _with_mean(work.problem)
     steps: list[Launch | Copy | CopyToTexture] = []
-    for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n[0] // work.group)):
+    for _, same in groupby(boxes, lambda box: _keys_of(box, work.group)):
         parts = [short for box in same for short in _short(box, sweeps.max_rows)]
         heads = key_heads(parts[0], work.group)
         if mean:
@@ -323,7 +315,20 @@ def _boxes(work: Work, sweeps: Sweeps, profile: DeviceProfile) -> tuple[tuple[Bo
 
 def _first_rows(boxes: tuple[Box, ...], group: int) -> list[Box]:
     """One box of each range of batch entries and key/value heads: keys are the same for all rows."""
-    return [next(same) for _, same in groupby(boxes, lambda box: (box.b0, box.b1, box.n[0] // group))]
+    return [next(same) for _, same in groupby(boxes, lambda box: _keys_of(box, group))]
+
+
+def _keys_of(box: Box, group: int) -> tuple[Span, Span, int]:
+    """Where the keys of a box are: batch entries, and the first key/value head."""
+    return box.b0, box.b1, box.n[0] // group
+
+
+def _in_turn(parts: tuple[Box, ...], place: Callable[[Box], Hashable]) -> Iterator[tuple[Box, bool]]:
+    """Each part, and whether one before it wrote where `place` says, so that it adds to what is there."""
+    seen: set[Hashable] = set()
+    for part in parts:
+        yield part, place(part) in seen
+        seen.add(place(part))
 
 
 def _short(box: Box, max_rows: int | None) -> list[Box]:

@@ -11,7 +11,8 @@ from wgattn._kernels.attention.backward.work import (
     GRAD_OUT,
     LARGEST,
     LARGEST_PARTS,
-    key_heads,
+    blocks_of_keys,
+    blocks_of_rows,
     shader,
     sums_binding,
     sweep_bindings,
@@ -148,13 +149,7 @@ def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
 
 def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
     by_query, by_key_value = (_tile(problem, profile, by) for by in TILES)
-    group = problem.sweep.group
-
-    def query_workgroups(box: Box) -> int:
-        return box.batch * box.size("n") * -(-box.size("t") // by_query.own)
-
-    def key_value_workgroups(box: Box) -> int:
-        return box.batch * key_heads(box, group) * -(-box.size("s") // by_key_value.own)
+    of_rows, of_keys = blocks_of_rows(by_query.own), blocks_of_keys(by_key_value.own, problem.sweep.group)
 
     def direct(by: str, names: tuple[str, ...]) -> Variant | None:
         grads = [operands[f"grad_{each}"] for each in names if each in problem.wanted]
@@ -164,13 +159,13 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
         return made if len(made.bindings) <= profile.limits.storage_buffers else None
 
     sweeps = Sweeps(
-        Sweep(_sweep(problem, profile, "query"), query_workgroups, direct("query", ("query",))),
-        Sweep(_sweep(problem, profile, "key_value"), key_value_workgroups, direct("key_value", ("key", "value"))),
+        Sweep(_sweep(problem, profile, "query"), of_rows, direct("query", ("query",))),
+        Sweep(_sweep(problem, profile, "key_value"), of_keys, direct("key_value", ("key", "value"))),
         _most(problem, profile, by_query, 1),
-        _most(problem, profile, by_key_value, group),
+        _most(problem, profile, by_key_value, problem.sweep.group),
         by_largest=True,
         slowness=1,
-        kept=_kept(problem, profile, operands, key_value_workgroups),
+        kept=_kept(problem, profile, operands, of_keys),
     )
     return plan_gradient(problem, call, operands, profile, sweeps)
 
@@ -193,11 +188,8 @@ def _kept(
     if len(made.bindings) > profile.limits.storage_buffers or tile is None:
         return None
 
-    def workgroups(box: Box) -> int:
-        return box.batch * box.size("n") * -(-box.size("t") // tile.own)
-
     most = min(MOST_KEPT, profile.limits.binding_bytes)
-    return Kept(Sweep(made, by_key_value), Sweep(_from_scores(problem, profile, tile), workgroups), most)
+    return Kept(Sweep(made, by_key_value), Sweep(_from_scores(problem, profile, tile), blocks_of_rows(tile.own)), most)
 
 
 def _query_tile(problem: GradientProblem, profile: DeviceProfile) -> Tile | None:

@@ -9,7 +9,8 @@ from wgattn._kernels.attention.backward.work import (
     ADDING,
     GRAD_OUT,
     WORKGROUP,
-    key_heads,
+    blocks_of_keys,
+    blocks_of_rows,
     shader,
     sums_binding,
     sweep_bindings,
@@ -41,11 +42,10 @@ def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
 
 
 def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
-    group = problem.sweep.group
     max_keys, max_rows = _most(problem, profile)
     sweeps = Sweeps(
-        Sweep(_sweep(problem, "query"), lambda box: box.batch * box.size("t") * box.size("n")),
-        Sweep(_sweep(problem, "key_value"), lambda box: box.batch * box.size("s") * key_heads(box, group)),
+        Sweep(_sweep(problem, "query"), blocks_of_rows(1)),
+        Sweep(_sweep(problem, "key_value"), blocks_of_keys(1, problem.sweep.group)),
         max_keys,
         max_rows,
         slowness=SLOWNESS,

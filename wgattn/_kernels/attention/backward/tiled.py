@@ -8,13 +8,13 @@ from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.backward.work import (
     ADDING,
     GRAD_OUT,
-    key_heads,
+    blocks_of_keys,
+    blocks_of_rows,
     shader,
     sums_binding,
     sweep_bindings,
     sweep_name,
 )
-from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.problem import AttentionProblem, Call
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._runtime.profile import DeviceProfile, Tuned
@@ -176,17 +176,10 @@ def variant(problem: GradientProblem, profile: DeviceProfile) -> Variant:
 
 def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], profile: DeviceProfile) -> Plan:
     by_query, by_key_value = (_tile(problem, profile, by) for by in ("query", "key_value"))
-    group = problem.sweep.group
-
-    def query_workgroups(box: Box) -> int:
-        return box.batch * box.size("n") * -(-box.size("t") // by_query.own)
-
-    def key_value_workgroups(box: Box) -> int:
-        return box.batch * key_heads(box, group) * -(-box.size("s") // by_key_value.own)
-
+    of_rows, of_keys = blocks_of_rows(by_query.own), blocks_of_keys(by_key_value.own, problem.sweep.group)
     sweeps = Sweeps(
-        Sweep(_sweep(problem, profile, "query"), query_workgroups),
-        Sweep(_sweep(problem, profile, "key_value"), key_value_workgroups),
+        Sweep(_sweep(problem, profile, "query"), of_rows),
+        Sweep(_sweep(problem, profile, "key_value"), of_keys),
         _most(problem, profile, by_query, "query"),
         _most(problem, profile, by_key_value, "key_value"),
     )

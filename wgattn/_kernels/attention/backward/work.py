@@ -1,6 +1,6 @@
 """What the launches of one backward call share, and how one of them is made."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from wgattn._kernels.attention.backward.problem import GradientProblem
@@ -188,6 +188,16 @@ def sweep_name(family: str, sweep: AttentionProblem, *own: str) -> str:
 def key_heads(box: Box, group: int) -> int:
     """The key/value heads of a box, which holds whole groups of query heads or a share of one."""
     return max(box.size("n") // group, 1)
+
+
+def blocks_of_rows(own: int) -> Callable[[Box], int]:
+    """How many workgroups sweep a box where each owns `own` query rows of a head."""
+    return lambda box: box.batch * box.size("n") * -(-box.size("t") // own)
+
+
+def blocks_of_keys(own: int, group: int) -> Callable[[Box], int]:
+    """How many workgroups sweep a box where each owns `own` keys of a key/value head."""
+    return lambda box: box.batch * key_heads(box, group) * -(-box.size("s") // own)
 
 
 def sums_binding() -> Binding:
