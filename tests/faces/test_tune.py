@@ -220,7 +220,7 @@ def test_later_processes_take_it_and_say_so(file: Path) -> None:
     rule = values(*call)
     assert "tuned" not in rule["reason"]
     family: ModuleType = {"flash_rows": flash_rows, "flash_tiled": flash_tiled}[rule["family"]]
-    key = f"{family.name}_h16"
+    key = f"{family.name}_h16_small"
     tuned.keep(profile, {key: 1}, [key])
     found = values(*call)
     assert found["reason"] == f"{rule['reason']}; tuned on this device: {key} 1"
@@ -229,9 +229,9 @@ def test_later_processes_take_it_and_say_so(file: Path) -> None:
 
 
 def test_a_report_keeps_the_tuned_constants_of_its_machine(tmp_path: Path) -> None:
-    report = profile_file(tmp_path, replace(DISCRETE, tuned=(("flash_tiled_h64", 2),)))
+    report = profile_file(tmp_path, replace(DISCRETE, tuned=(("flash_tiled_h64_small", 2),)))
     found = here("explain", "--json", "--q", "1,300,4,64", "--profile", report)
-    assert "; tuned on this device: flash_tiled_h64 2" in found["reason"]
+    assert "; tuned on this device: flash_tiled_h64_small 2" in found["reason"]
 
 
 def told(*options: str) -> str:

@@ -10,7 +10,7 @@ from tests.kernels.attention.problems import CALLS, CPU, DISCRETE, MINIMUM, PROF
 from wgattn import nn
 from wgattn._dtypes import float16, float32
 from wgattn._errors import UnsupportedError
-from wgattn._kernels.attention import decode, decode_subgroups, flash_tiled
+from wgattn._kernels.attention import decode, decode_subgroups, flash_matrix, flash_tiled
 from wgattn._kernels.attention.backward.choose import FAMILIES as BACKWARD
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.choose import FAMILIES, IMPLEMENTATIONS, choose
@@ -129,6 +129,19 @@ def test_larger_tiles_where_there_is_room() -> None:
     assert least.dims < most.dims
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_smaller_tiles_where_rows_are_few(head_dim: int) -> None:
+    """So that a large GPU has a workgroup for each of its multiprocessors; what was tuned for one says nothing of the
+    other."""
+    few, many = (problem_of(FULL, T=T, H=head_dim, Hv=head_dim, query=float16, cache=float16) for T in (2048, 2049))
+    assert (few.small, many.small) == (True, False)
+    tiles = [flash_matrix.tile_of(problem, UNITS) for problem in (few, many)]
+    assert [tile and tile.rows for tile in tiles] == [64, 128]
+    tuned = replace(UNITS, tuned=((f"flash_matrix_h{head_dim}_small", 3),))
+    assert flash_matrix.tile_of(few, tuned) == flash_matrix.TILES[3]
+    assert flash_matrix.tile_of(many, tuned) == tiles[1]
+
+
 def test_rows_are_reduced_by_shuffles_where_subgroups_are_wide_enough() -> None:
     problem = problem_of(FULL, H=128, Hv=128)
     wide, narrow = (flash_tiled.variant(problem, replace(DISCRETE, subgroup_least=lanes)) for lanes in (32, 16))
@@ -174,6 +187,7 @@ def test_splits_fill_a_device_and_no_more() -> None:
     assert splits_for(70_000, 32768, 256, DISCRETE) == 1
     assert splits_for(1, 32768, 256, CPU) == 1
     assert splits_for(8, 32768, 256, replace(DISCRETE, tuned=(("workgroups", 64),))) == 8
+    assert splits_for(8, 32768, 256, DISCRETE, size=4) == 32
 
 
 def test_each_box_of_a_call_fills_the_device() -> None:

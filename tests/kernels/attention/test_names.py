@@ -44,6 +44,7 @@ VALUES: dict[str, Any] = {
     "exact_dims": BOTH,
     "group": (1, 2, 3, 8, 12),
     "queries": ("one", "few", "short", "many"),
+    "small": (True, False),
     "keys": RANGES,
     "bias": (None, *FLOATS),
     "mask": BOTH,

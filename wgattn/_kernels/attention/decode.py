@@ -116,6 +116,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         lambda partial: variant(problem, profile, partial),
         share.heads,
         _max_keys(problem, share, profile),
+        share.tile,
     )
 
 

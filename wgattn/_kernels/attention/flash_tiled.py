@@ -66,7 +66,8 @@ class Tile:
         at_a_time = max(n for n in range(1, chunks + 1) if chunks % n == 0 and 4 * n <= self.dims)
         pitch = self.columns(problem) * self.across
         a_key = self.q // 4 + pitch
-        staged = max(at_a_time * (self.q + self.k), 4 * a_key, self.threads * self.rows // 4)
+        at_the_end = 4 * self.threads + (problem.value_dim // 4 if problem.empty_rows == "mean" else 0)
+        staged = max(at_a_time * (self.q + self.k), 4 * a_key, self.threads * self.rows // 4, at_the_end)
         keys = self.k
         while keys * a_key > staged:
             keys //= 2
@@ -112,7 +113,8 @@ TILES = (
 MOST_REGISTERS = 160  # of 255 that a thread may have
 SLACK = 8.0  # how far a logit may lie above the running maximum
 FEW_ROWS = 16  # rows of a tile that are enough where T is at most 16
-MOST_ROWS = 64  # of a tile where T is not large: there are to be many workgroups
+SPLIT_KEYS, SIZE = 128, 2  # how keys are split: see splits_for
+MOST_ROWS = 64  # of a tile where rows are few in all: there are to be many workgroups
 CPU_LOGITS = 1024  # of a tile on a CPU adapter, which has nothing from larger ones but longer compilation
 
 
@@ -125,7 +127,7 @@ def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
 
 def _is_for(tile: Tile, problem: AttentionProblem, profile: DeviceProfile) -> bool:
     small = tile.q * tile.k <= CPU_LOGITS
-    enough = tile.q <= MOST_ROWS or problem.queries == "many"
+    enough = tile.q <= MOST_ROWS or not problem.small
     return tile.from_dim <= problem.head_dim <= tile.to_dim and enough and (small or not profile.is_cpu)
 
 
@@ -229,6 +231,8 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         heads_of(problem, tile),
         tile.q,
         _max_keys(problem, tile, profile),
+        SPLIT_KEYS,
+        SIZE,
     )
 
 

@@ -31,14 +31,16 @@ from wgattn._runtime.profile import DeviceProfile, Tuned
 MOST_WORK = {"discrete": 1 << 40, "unknown": 1 << 36, "integrated": 1 << 36, "cpu": None}
 BUSY_WORKGROUPS = {"discrete": 1024, "unknown": 1024, "integrated": 256, "cpu": 1}  # enough to fill a device
 SPLITS = "workgroups"  # the tuned constant in its place
-SPLIT_KEYS = 256  # a split of one query row's keys has no fewer: the merge reads every split
-BLOCK_SPLIT_KEYS = 512  # of families that stage Q once a split
+SPLIT_KEYS = 64  # a split of one query row's keys has no fewer: the merge reads every split
 NOTHING_FILLED = Filled((), {}, {}, {})
 
 
-def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfile) -> int:
-    """Into how many parts the keys are split, so that few rows fill a device. Tuned by SPLITS."""
-    busy = profile.constant(SPLITS, BUSY_WORKGROUPS[profile.kind])
+def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfile, size: int = 1) -> int:
+    """Into how many parts the keys are split, so that few rows fill a device. Tuned by SPLITS.
+
+    `size`: how many times as large as a workgroup that decodes these are, so that fewer fill it.
+    """
+    busy = profile.constant(SPLITS, BUSY_WORKGROUPS[profile.kind]) // size
     return max(1, min(busy // max(workgroups, 1), keys // least_keys))
 
 
@@ -195,10 +197,11 @@ def plan_row(
     variant_of: Callable[[bool], Variant],
     heads: int,
     max_keys: int | None,
+    least_keys: int = SPLIT_KEYS,
 ) -> Plan:
     """The plan of a family for T = 1: a workgroup serves up to `heads` query heads of a group over a part of the keys.
 
-    The others are `plan_buffers`'.
+    `least_keys` is `splits_for`'s, the others are `plan_buffers`'.
     """
     head_blocks = -(-problem.group // heads)
 
@@ -206,7 +209,7 @@ def plan_row(
         return box.batch * (box.size("n") // problem.group) * head_blocks
 
     def splits(box: Box) -> int:
-        return splits_for(workgroups(box), box.size("s"), SPLIT_KEYS, profile)
+        return splits_for(workgroups(box), box.size("s"), least_keys, profile)
 
     return plan_buffers(problem, call, operands, profile, variant_of, workgroups, splits, max_keys, whole_groups=True)
 
@@ -220,10 +223,12 @@ def plan_blocks(
     heads: int,
     rows: int,
     max_keys: int | None,
+    least_keys: int,
+    size: int,
 ) -> Plan:
     """The plan of a family whose workgroups serve blocks of `rows` rows: of one query head, or `heads` of a group.
 
-    The others are `plan_buffers`'.
+    `least_keys` and `size` are `splits_for`'s, the others `plan_buffers`'.
     """
 
     def workgroups(box: Box) -> int:
@@ -231,7 +236,7 @@ def plan_blocks(
         return box.batch * units * -(-box.size("t") * heads // rows)
 
     def splits(box: Box) -> int:
-        return splits_for(workgroups(box), box.size("s"), BLOCK_SPLIT_KEYS, profile)
+        return splits_for(workgroups(box), box.size("s"), least_keys, profile, size)
 
     return plan_buffers(
         problem, call, operands, profile, variant_of, workgroups, splits, max_keys, whole_groups=heads > 1

@@ -4,8 +4,10 @@ from wgattn._kernels.attention.problem import AttentionProblem
 
 
 def tuned_name(family: str, problem: AttentionProblem) -> str:
-    """The name of a tuned constant that goes with a head dim, and apart for T up to 16: `flash_tiled_h64_few`."""
-    return f"{family}_h{problem.head_dim}" + ("_few" if problem.queries in ("one", "few") else "")
+    """The name of a tuned constant that goes with a head dim, and apart for T up to 16, `flash_tiled_h64_few`, and for
+    few rows in all, `flash_tiled_h64_small`."""
+    size = "_few" if problem.queries in ("one", "few") else "_small" if problem.small else ""
+    return f"{family}_h{problem.head_dim}{size}"
 
 
 def variant_name(family: str, problem: AttentionProblem, partial: bool, *own: str) -> str:

@@ -17,6 +17,7 @@ from wgattn._kernels.rotation import Rope
 
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 QueryClass = Literal["one", "few", "short", "many"]
+SMALL_ROWS = 16384  # of all heads: 128 rows a workgroup leave a large GPU's multiprocessors without one
 
 # Operands beside query, key, value, bias and mask: small int32 or float32 arrays, gathered into the one `rows` binding.
 ROW_OPERANDS = (
@@ -106,6 +107,7 @@ class AttentionProblem:
     exact_dims: bool  # H and Hv are their classes: no element of a row is padding
     group: int  # G, query heads a key/value head
     queries: QueryClass  # T: one, few (2 to 16), short (17 to 256), many; T itself is run-time
+    small: bool  # the rows of all heads are so few that large tiles would leave a large GPU idle
     keys: KeyRange
     bias: np.dtype | None
     mask: bool
@@ -208,6 +210,7 @@ def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
         exact_dims=(padded, value_padded) == (head_dim, value_dim),
         group=query.shape[3] // key.shape[3],
         queries=query_class(query.shape[2]),
+        small=math.prod(query.shape[:4]) <= SMALL_ROWS,
         keys=keys,
         bias=None if bias is None else bias.dtype,
         mask="mask" in operands,
