@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from train_char_lm import ALPHABET, LAYERS, B, H, K, N, Params, T, encode, norm, train
+from train_char_lm import ALPHABET, LAYERS, B, H, K, N, Params, T, encode, norm, rotate, train
 
 import wgattn
 from wgattn.jax import CacheHandle
@@ -27,15 +27,6 @@ CHUNK = 16  # tokens of a prompt that are given at once
 SEEN = (T - 1, 0)  # the model was trained on T letters: each sees the T - 1 before it
 ROPE = wgattn.nn.Rope()
 traced: list[tuple[int, ...]] = []  # the tokens' shape of each trace of `step`: what JAX compiled it for
-
-
-def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Rotary embeddings of x (B, T, heads, H) at positions (B, T)."""
-    angle = positions[..., None, None] * 10000.0 ** (-jnp.arange(H // 2) / (H // 2))
-    first, second = jnp.split(x, 2, axis=-1)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
 
 Attend = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]  # (layer, query, key, value), not rotated
 

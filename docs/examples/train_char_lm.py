@@ -69,10 +69,14 @@ def norm(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6)
 
 
-def rotate(x: jax.Array) -> jax.Array:
-    """Rotary embeddings of x (B, T, heads, H): head dims i and i + H/2 turn by an angle that grows with position."""
-    angle = jnp.arange(x.shape[1])[:, None] * 10000.0 ** (-jnp.arange(H // 2) / (H // 2))
-    cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+def rotate(x: jax.Array, positions: jax.Array | None = None) -> jax.Array:
+    """Rotary embeddings of x (B, T, heads, H): head dims i and i + H/2 turn by an angle that grows with position.
+
+    Positions are (B, T), 0 … T-1 unless given.
+    """
+    at = jnp.arange(x.shape[1]) if positions is None else positions
+    angle = at[..., None, None] * 10000.0 ** (-jnp.arange(H // 2) / (H // 2))
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
