@@ -69,7 +69,8 @@ def _forward(preset: Preset) -> tuple[Case, ...]:
     portable = replace(LAYER, B=1, T=2048, S=2048)  # what other portable routes take too
     goals = _cases("forward", *f16, LAYER, deep, portable, plain=True)
     lengths = [replace(f16[1], T=T, S=T, B=B) for T, B in ((1024, 16), (16384, 1))]
-    return goals + _cases("forward", *lengths)
+    prompt = replace(f16[1], B=1, T=512, S=512, N=32, K=8)
+    return goals + _cases("forward", *lengths, prompt)
 
 
 def _backward(preset: Preset) -> tuple[Case, ...]:

@@ -78,9 +78,10 @@ def common(profile: DeviceProfile) -> tuple[Case, ...]:
         for B, S, dtype in ((1, 8192, "f16"), (16, 4096, "f16"), (4, 4096, "f32"))
     ]
     half = [replace(each, dtype="f16") for each in (layer, deep)]
+    prompts = [replace(each, B=1, T=512, S=512) for each in (layer, deep, *half)]
     stored = replace(tokens[1], cache="int8")
     return (
-        *_cases("forward", layer, deep, *half, few, *tokens),
+        *_cases("forward", layer, deep, *half, *prompts, few, *tokens),
         *_cases("decode", stored),
         *_cases("backward", layer, deep),
     )
