@@ -98,8 +98,9 @@ class Tile:
 # decides how many there are at a time.
 TILES = (
     Tile(8, 16, 8, 8, turn=8, early=True, to_dim=64),
+    Tile(16, 8, 8, 8, early=True, from_dim=80, to_dim=128),
     Tile(16, 8, 8, 4, early=True, from_dim=64, to_dim=64),
-    Tile(16, 8, 8, 4, turn=8, from_dim=80),
+    Tile(16, 8, 8, 4, from_dim=80),
     Tile(8, 8, 8, 8, dims=16, early=True),
     Tile(16, 8, 8, 8, dims=16),
     Tile(16, 8, 8, 4, dims=16),
@@ -114,7 +115,7 @@ MOST_REGISTERS = 160  # of 255 that a thread may have
 SLACK = 8.0  # how far a logit may lie above the running maximum
 FEW_ROWS = 16  # rows of a tile that are enough where T is at most 16
 SPLIT_KEYS, SIZE = 128, 2  # how keys are split: see splits_for
-MOST_ROWS = 64  # of a tile where rows are few in all: there are to be many workgroups
+MOST_LOGITS = 4096  # of a tile where rows are few in all: small ones fill the device, and compile sooner
 CPU_LOGITS = 1024  # of a tile on a CPU adapter, which has nothing from larger ones but longer compilation
 
 
@@ -127,7 +128,7 @@ def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
 
 def _is_for(tile: Tile, problem: AttentionProblem, profile: DeviceProfile) -> bool:
     small = tile.q * tile.k <= CPU_LOGITS
-    enough = tile.q <= MOST_ROWS or not problem.small
+    enough = tile.q * tile.k <= MOST_LOGITS or not problem.small
     return tile.from_dim <= problem.head_dim <= tile.to_dim and enough and (small or not profile.is_cpu)
 
 
