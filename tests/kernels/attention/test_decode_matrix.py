@@ -131,9 +131,12 @@ def test_is_chosen(dtype: str) -> None:
         return choose(made, profile).family
 
     assert chosen(MATRICES) == "decode_matrix"
-    assert chosen(MATRICES, H=64) == "decode_matrix"
+    assert (
+        chosen(MATRICES, G=2) == chosen(MATRICES, G=8, H=64) == chosen(MATRICES, H=64, query=float32) == "decode_matrix"
+    )
+    assert chosen(MATRICES, H=64) == ("decode_subgroups" if dtype == "i8" else "decode_matrix")
     assert chosen(MATRICES, query=float32) == "decode_matrix"
-    assert chosen(MATRICES, G=2) == chosen(MATRICES, H=32) == "decode_subgroups"
+    assert chosen(MATRICES, G=1) == chosen(MATRICES, H=32) == "decode_subgroups"
     assert chosen(DISCRETE) == chosen(MATRICES, cache=float16) == chosen(MATRICES, cache=float32) == "decode_subgroups"
     assert chosen(replace(MATRICES, matrix=MATRICES.matrix[:1])) == "decode_subgroups"
     assert chosen(MATRICES, T=2) not in ("decode_matrix", "decode_subgroups")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wgattn._dtypes import float8_e4m3fn, float32, short_name
+from wgattn._dtypes import float8_e4m3fn, float32, int8, short_name
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
 from wgattn._kernels.attention.launches import enough_buffers, plan_row, split_candidates
 from wgattn._kernels.attention.naming import variant_name
@@ -23,7 +23,7 @@ EXCHANGE = COLUMNS * max(WEIGHT_PITCH, SUM_PITCH)
 # Keys after which sums leave the matrices, which add without rounding: 3,276 make them 3.5e-6 too small. Fewer where a
 # result has float32.
 FLUSH, FLUSH_FLOAT32 = 2048, 64
-LEAST_GROUP = 3  # with fewer query heads a key/value head, multiplications are few and lanes do them as fast
+LEAST_GROUP = 2  # with fewer query heads a key/value head, multiplications are few and lanes do them faster
 SLACK = 4.0  # how far a logit may lie above the running maximum
 LARGE = 2048.0  # what weights are multiplied by: with SLACK below the largest float16, and far from the smallest
 LEAST_SCALE = 2.0**-100  # of int8 values, that the sums' unit follows
@@ -97,7 +97,10 @@ def supports(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
     if problem.group < LEAST_GROUP:
-        return unsupported(f"lanes are as fast for fewer than {LEAST_GROUP} query heads a key/value head")
+        return unsupported(f"lanes are faster for fewer than {LEAST_GROUP} query heads a key/value head")
+    short = max(problem.head_dim, problem.value_dim) == min(DIMS)
+    if problem.key_dtype == int8 and short and problem.group <= 4 and not _has_float32(problem):
+        return unsupported("lanes multiply int8 keys as they are, which is faster where rows are short and heads few")
     return SUPPORTED
 
 
