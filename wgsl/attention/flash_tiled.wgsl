@@ -34,7 +34,7 @@ fn decay_four(x: vec4f, top: vec4f) -> vec4f {
 
 fn finish_column(part: u32, b: u32, t: u32, n: u32, top: f32, total: f32, chunk: u32, sum: vec4f) {
     if (chunk < VALUE_CHUNKS) {
-        finish_chunk(part, b, t, n, top, total, chunk, sum, {{ "staged[4u * WORKGROUP + chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
+        finish_chunk(part, b, t, n, top, total, chunk, sum, {{ "staged[chunk]" if problem.empty_rows == "mean" else "vec4f()" }});
     }
 }
 {# A vec4f over the rows of quad j, reduced over the threads across, which are neighbours but one in a subgroup. #}
@@ -296,17 +296,18 @@ fn flash_tiled(
 %% for j in row_quads
     {{ reduce("total_%d" % j, j, "%s + %s") }}
 %% endfor
-    workgroupBarrier();
+%% for r in range(ROWS)
+    let t_{{ r }} = t_first + {{ own_row("%du" % r) }} / HEADS;
+    let n_{{ r }} = n_first + {{ own_row("%du" % r) }} % HEADS;
+%% endfor
 %% if problem.empty_rows == "mean"
     // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once, if there is such a
     // row.
     var some_end_as_mean = false;
 %% for r in range(ROWS)
-    {
-        let t = t_first + {{ own_row("%du" % r) }} / HEADS;
-        some_end_as_mean = some_end_as_mean || (t <= t_last && ends_as_mean(b, t, total_{{ r // 4 }}.{{ xyzw[r % 4] }}));
-    }
+    some_end_as_mean = some_end_as_mean || (t_{{ r }} <= t_last && ends_as_mean(b, t_{{ r }}, total_{{ r // 4 }}.{{ xyzw[r % 4] }}));
 %% endfor
+    workgroupBarrier();
     if (across == 0u) {
         staged[down] = vec4f(select(0.0, 1.0, some_end_as_mean));
     }
@@ -317,29 +318,20 @@ fn flash_tiled(
     workgroupBarrier();
     if (some_end_as_mean) {
         for (var chunk = thread; chunk < VALUE_CHUNKS; chunk += WORKGROUP) {
-            staged[4u * WORKGROUP + chunk] = sum_for_mean(part, b, k, chunk);
+            staged[chunk] = sum_for_mean(part, b, k, chunk);
         }
     }
     workgroupBarrier();
 %% endif
-    // A loop over what lies in registers is none: sums go through workgroup memory, for shorter text.
-%% for j in row_quads
+%% for r in range(ROWS)
+    if (t_{{ r }} <= t_last && n_{{ r }} <= n_last) {
+%% set row = "top_%d.%s, total_%d.%s" % (r // 4, xyzw[r % 4], r // 4, xyzw[r % 4])
 %% for c in columns
-%% for e in range(4)
-    staged[thread + {{ e }}u * WORKGROUP] = sum_{{ 4 * j + e }}_{{ c }};
+        finish_column(part, b, t_{{ r }}, n_{{ r }}, {{ row }}, {{ c }}u * ACROSS + across, sum_{{ r }}_{{ c }});
 %% endfor
-    for (var e = 0u; e < 4u; e++) {
-        let t = t_first + (4u * (down + {{ j }}u * DOWN) + e) / HEADS;
-        let n = n_first + (4u * (down + {{ j }}u * DOWN) + e) % HEADS;
-        if (t <= t_last && n <= n_last) {
-            finish_column(part, b, t, n, top_{{ j }}[e], total_{{ j }}[e], {{ c }}u * ACROSS + across, staged[thread + e * WORKGROUP]);
-%% if c == 0
-            if (across == 0u) {
-                finish_row(part, b, t, n, top_{{ j }}[e], total_{{ j }}[e]);
-            }
-%% endif
+        if (across == 0u) {
+            finish_row(part, b, t_{{ r }}, n_{{ r }}, {{ row }});
         }
     }
-%% endfor
 %% endfor
 }

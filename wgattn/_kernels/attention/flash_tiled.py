@@ -66,8 +66,7 @@ class Tile:
         at_a_time = max(n for n in range(1, chunks + 1) if chunks % n == 0 and 4 * n <= self.dims)
         pitch = self.columns(problem) * self.across
         a_key = self.q // 4 + pitch
-        at_the_end = 4 * self.threads + (problem.value_dim // 4 if problem.empty_rows == "mean" else 0)
-        staged = max(at_a_time * (self.q + self.k), 4 * a_key, self.threads * self.rows // 4, at_the_end)
+        staged = max(at_a_time * (self.q + self.k), 4 * a_key, self.threads * self.rows // 4)
         keys = self.k
         while keys * a_key > staged:
             keys //= 2
