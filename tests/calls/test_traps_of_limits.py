@@ -103,10 +103,14 @@ def test_a_long_call_is_several_dispatches(profile: DeviceProfile):
     sizes = [(1, 65_536, 16, 64), (1, 65_536, 16, 64)]
     most = MOST_WORK[profile.kind]
     assert most is not None
-    found = [c for c in planned(plain, sizes, np.float16, profile).commands if isinstance(c, Dispatch)]
+    commands = [c for c in planned(plain, sizes, np.float16, profile).commands if isinstance(c, Dispatch)]
+    found = [one for one in commands if not one.shader.name.startswith("merge")]
     assert len(found) >= 2**32 * 16 * 128 / most
     (tile_q,) = {re.findall(r"-q(\d+)k", one.shader.name)[0] for one in found}
-    assert sum(math.prod(one.workgroups) for one in found) * int(tile_q) == 16 * 65_536
+    # Each row once, or once for each part of the keys, where the rows of one dispatch do not fill the device.
+    parts, rest = divmod(sum(math.prod(one.workgroups) for one in found) * int(tile_q), 16 * 65_536)
+    assert rest == 0
+    assert (parts > 1) == (len(found) < len(commands))
     short = planned(plain, [(4, 4096, 16, 64)] * 2, np.float16, LARGE).commands
     assert len([c for c in short if isinstance(c, Dispatch)]) == 1
 

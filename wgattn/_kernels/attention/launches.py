@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from wgattn._kernels.attention import merge
-from wgattn._kernels.attention.boxes import Box, Span, cut_to_limits, whole
+from wgattn._kernels.attention.boxes import Box, Span, cut_to_limits
 from wgattn._kernels.attention.inputs import Rows, bindings, gather_rows, resources_and_values
 from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.attention.textures import Filled, Textures
@@ -104,12 +104,14 @@ def plan_buffers(
             pooled_keys=keys if problem.paged else None,
         )
 
-    splits = splits_of(whole(operands, keys))
-    boxes, key_spans = cut(splits)
-    if boxes and key_spans and (alone := splits_of(replace(boxes[0], s=key_spans[0]))) > splits:
-        # Boxes are worked on one after another: each is to fill the device.
-        splits = alone
-        boxes, key_spans = cut(splits)
+    splits, (boxes, key_spans) = 1, cut(1)
+    if boxes and key_spans:
+        # Boxes are worked on one after another: each is to fill the device, with no more parts than have one binding.
+        least_rows = problem.group if whole_groups else 1
+        most = limits.binding_bytes // (len(key_spans) * least_rows * merge.row_bytes(problem))
+        splits = max(1, min(splits_of(replace(boxes[0], s=key_spans[0])), most))
+        if splits > 1:
+            boxes, key_spans = cut(splits)
     # A call with everything there is binds a residual too many for some devices: the merge writes it.
     crowded = storage_buffers(variant_of(False).bindings) > limits.storage_buffers
     partial = splits > 1 or len(key_spans) > 1 or crowded
