@@ -71,12 +71,14 @@ def plan_of(
     profile: Any = None,
     wanted: Iterable[str] = WANTED,
     empty: Literal["mean", "zero"] = "mean",
+    saved: tuple[np.ndarray, np.ndarray] | None = None,
     **rows: np.ndarray,
 ) -> Planned:
     """The plan of a BTNH call's wanted gradients; `rows` are the small run-time arrays by operand name.
 
     A scale of None, and only then, is static and has no gradient. `batch` splits B into two axes; key and value of one
     batch entry are shared by all, and have a gradient for each. `clauses` stand for the mask, which the reference sees.
+    `saved` are the forward's result and residual, the reference's unless given.
     """
     profile = profile or _runtime.current_profile()
     (B, T, N, H), S = query.shape, value.shape[1]
@@ -91,7 +93,7 @@ def plan_of(
     }
     asked = {name: each for name, each in {**options, **rows}.items() if each is not None and "bound" not in name}
     whole_key, whole_value = (np.broadcast_to(x, (B, *x.shape[1:])) for x in (key, value))
-    saved, residual = reference(query, whole_key, whole_value, empty=empty, **asked)
+    out, residual = saved or reference(query, whole_key, whole_value, empty=empty, **asked)
     lead = batch or (1, B)
     clause: tuple[Bound, ...] = (Bound("upper", "diagonal", 0),) if is_causal else ()
     if window is not None:
@@ -100,7 +102,7 @@ def plan_of(
     if clauses is not None:
         mask = None
     given = {"query": query, "key": key, "value": value, "grad_out": grad_out}
-    given |= {"out": saved.astype(query.dtype), "residual": residual.astype(np.float32)}
+    given |= {"out": out.astype(query.dtype), "residual": residual.astype(np.float32)}
     operands = {name: spread(array, lead) for name, array in given.items()}
     given |= rows
     if scale is not None:
