@@ -169,7 +169,7 @@ fn decode_matrix(
     var top = MASKED;
     var total = 0.0;
 %% if problem.scales
-    // Sums are in a unit of 2^weighted_top, which follows the weights times their scales as `top` follows the weights.
+    // Sums are in the unit of a weight at weighted_top, which follows weights times their scales as `top` follows weights.
     var weighted_top = MASKED;
     var key_scale = 0.0;
     var value_scale = 0.0;
@@ -262,7 +262,7 @@ fn decode_matrix(
 %% for e in range(4)
         high = max(high, y_{{ i }}.{{ "xyzw"[e] }});
 %% if problem.scales
-        weighted_high = max(weighted_high, y_{{ i }}.{{ "xyzw"[e] }} + log2(max(abs(value_scale_{{ i }}.{{ "xyzw"[e] }}), LEAST_SCALE)));
+        weighted_high = max(weighted_high, y_{{ i }}.{{ "xyzw"[e] }} + {{ "log" if NATURAL else "log2" }}(max(abs(value_scale_{{ i }}.{{ "xyzw"[e] }}), LEAST_SCALE)));
 %% endif
 %% endfor
 %% endfor
@@ -306,7 +306,7 @@ fn decode_matrix(
 %% endfor
         }
 %% if problem.scales
-        let unit = LARGE * exp2(top - weighted_top);
+        let unit = LARGE * decay(top, weighted_top);
 %% endif
         {{ settle() }}
 %% for i in quads
@@ -360,7 +360,7 @@ fn decode_matrix(
     }
     of_heads[own_head] = total;
     of_heads[HEADS + own_head] = top;
-    of_heads[2u * HEADS + own_head] = {{ "exp2(weighted_top - top) / (LARGE * WIDE)" if problem.scales else "1.0 / (LARGE * WIDE)" }};
+    of_heads[2u * HEADS + own_head] = {{ "decay(weighted_top, top) / (LARGE * WIDE)" if problem.scales else "1.0 / (LARGE * WIDE)" }};
     workgroupBarrier();
     let sums_total = of_heads[sums_head];
     let sums_top = of_heads[HEADS + sums_head];

@@ -13,6 +13,7 @@ from tests.tolerance import check, check_residual
 from wgattn._dtypes import bfloat16, float16, float32
 from wgattn._kernels.attention import decode_matrix
 from wgattn._kernels.attention.choose import choose
+from wgattn._kernels.attention.problem import Call
 from wgattn._runtime.profile import DeviceProfile
 
 FULL = CALLS["full"][0]
@@ -100,6 +101,23 @@ def test_options(dtype: str, option: str, here: DeviceProfile) -> None:
         "mask": {"mask": draw.random((2, 1, 1, 136)) < 0.5},
     }[option]
     compare(queries(2, 6), cache_of(dtype, [130, 67], 136, K=2, H=64), here, **options)
+
+
+@pytest.mark.device
+def test_a_bias_beside_scales(here: DeviceProfile) -> None:
+    """Logits are natural logarithms then, and so is what the unit of the sums follows."""
+    bias = np.random.default_rng(3).standard_normal((1, 3, 1, 72)).astype(np.float32)
+    compare(queries(1, 3), cache_of("i8", [72], 72, K=1, H=64), here, bias=bias)
+
+
+@pytest.mark.parametrize("beside", [(), ("bias",)], ids=["base 2", "base e"])
+def test_the_largest_weight_is_a_float16(beside: tuple[str, ...]) -> None:
+    """A logit may lie SLACK above the maximum before that follows, to base 2, or to base e beside a bias."""
+    problem = problem_of(Call(), beside, T=1, query=float16, cache=DTYPES["f8e4m3"])
+    given = dict(decode_matrix.variant(problem, MATRICES).constants)
+    base = np.e if given["NATURAL"] else 2.0
+    assert given["NATURAL"] == bool(beside)
+    assert 2.0**14 < given["LARGE"] * base ** given["SLACK"] < np.finfo(np.float16).max
 
 
 @pytest.mark.grid

@@ -1,5 +1,6 @@
 """Decode on matrix units: one query row a head against caches of one byte, which become float16 exactly. For T = 1."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ EXCHANGE = COLUMNS * max(WEIGHT_PITCH, SUM_PITCH)
 # result has float32.
 FLUSH, FLUSH_FLOAT32 = 2048, 64
 LEAST_GROUP = 2  # with fewer query heads a key/value head, multiplications are few and lanes do them faster
-SLACK = 4.0  # how far a logit may lie above the running maximum
+SLACK = 4.0  # how far a logit, to base 2, may lie above the running maximum
 LARGE = 2048.0  # what weights are multiplied by: with SLACK below the largest float16, and far from the smallest
 LEAST_SCALE = 2.0**-100  # of int8 values, that the sums' unit follows
 
@@ -131,7 +132,7 @@ def variant(problem: AttentionProblem, profile: DeviceProfile, partial: bool = F
             ("LOGIT_PITCH", LOGIT_PITCH),
             ("WEIGHT_PITCH", WEIGHT_PITCH),
             ("SUM_PITCH", SUM_PITCH),
-            ("SLACK", SLACK),
+            ("SLACK", SLACK if problem.bias is None else SLACK * math.log(2)),  # beside a bias to base e: NATURAL
             ("LARGE", LARGE),
             ("LEAST_SCALE", LEAST_SCALE),
             ("FLUSH", FLUSH_FLOAT32 if wide else FLUSH),
