@@ -169,7 +169,7 @@ fn decode_matrix(
     var top = MASKED;
     var total = 0.0;
 %% if problem.scales
-    // Sums are in the unit of a weight at weighted_top, which follows weights times their scales as `top` follows weights.
+    // Sums are in the unit of a weight at weighted_top, which follows weights times their scales as `top` does weights.
     var weighted_top = MASKED;
     var key_scale = 0.0;
     var value_scale = 0.0;
