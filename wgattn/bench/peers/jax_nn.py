@@ -25,10 +25,8 @@ def build(command: str, workload: Workload, arrays: dict[str, np.ndarray], imple
     program = jax.jit(_gradients(call)) if command == "backward" else jax.jit(call)
     placed = [_spread(jax.device_put(array), workload.B) for array in arrays.values()]
 
-    precision = "highest" if workload.dtype == "f32" else None  # CUDA's own choice for float32 has ten bits
-
     def run() -> Any:
-        with jax.default_matmul_precision(precision):
+        with jax.default_matmul_precision(_precision(workload)):
             return program(*placed)
 
     jax.block_until_ready(run())
@@ -44,7 +42,17 @@ def jax_forward(workload: Workload, arrays: dict[str, np.ndarray]) -> Callable[[
 
     compiled, names = jax.jit(function(workload)), tuple(arrays)
     placed = [jax.device_put(arrays[name]) for name in names]
-    return lambda: jax.block_until_ready(compiled(*placed))
+
+    def run() -> Any:
+        with jax.default_matmul_precision(_precision(workload)):
+            return jax.block_until_ready(compiled(*placed))
+
+    return run
+
+
+def _precision(workload: Workload) -> str | None:
+    """CUDA's own choice for float32 has ten bits."""
+    return "highest" if workload.dtype == "f32" else None
 
 
 def function(workload: Workload, implementation: str | None = None, widened: bool = False) -> Callable[..., Any]:
