@@ -151,6 +151,10 @@ fn flash_matrix(
     let key_step = bitcast<u32>(bitcast<i32>(parameters.key_s) / 8);  // negative where rows are reversed
     let value_base = value_row(b, 0u, k) / 8u;
     let value_step = bitcast<u32>(bitcast<i32>(parameters.value_s) / 8);
+%% if not problem.exact_dims
+    let key_words = parameters.H / 8u;
+    let value_words = parameters.Hv / 8u;
+%% endif
 %% for i in range(KEY_PIECES)
     var key_{{ i }} = vec4u();
 %% endfor

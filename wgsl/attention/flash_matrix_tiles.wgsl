@@ -53,8 +53,9 @@ fn early_key(tile: u32, next: u32, row: u32) -> u32 {
 {%- endmacro %}
 
 {# Rows of K or V, read into registers. `place` makes the key of a row; none lies at `end` or behind it. Threads past a
-   tile's last word read it too: a branch would wait for what is read in it. #}
+   tile's last word read it too, and those past a row's last one that: a branch would wait for what is read in it. #}
 {% macro fetch(name, words, pieces, place, end) %}
+{% set column = "i %% %du" % words if problem.exact_dims else "min(i %% %du, %s_words - 1u)" % (words, name) %}
 %% if unit
 {% if not problem.paged %}
         if ({{ end }} <= keys.y) {
@@ -66,7 +67,7 @@ fn early_key(tile: u32, next: u32, row: u32) -> u32 {
                 let i = thread + {{ i }}u * WORKGROUP;
 %% endif
                 let s = {{ place("i / %du" % words) }};
-                {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, s) * {{ name }}_step + i % {{ words }}u];
+                {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, s) * {{ name }}_step + {{ column }}];
             }
 %% endfor
         } else {
@@ -79,23 +80,28 @@ fn early_key(tile: u32, next: u32, row: u32) -> u32 {
                 let s = {{ place("i / %du" % words) }};
                 {{ name }}_{{ i }} = vec4u();
                 if (i < TILE_K * {{ words }}u && s < keys.y{{ " && key_there(b, s)" if problem.paged and name == "value" }}) {
-                    {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, s) * {{ name }}_step + i % {{ words }}u];
+                    {{ name }}_{{ i }} = {{ name }}[{{ name }}_base + key_slot(b, s) * {{ name }}_step + {{ column }}];
                 }
             }
 %% endfor
         }
 %% endif
 {% endmacro %}
-{# K or V of a tile into workgroup memory, from registers, or element by element from storage. #}
+{# K or V of a tile into workgroup memory, from registers, or element by element from storage. What pads a row of K is
+   zero since Q was staged there; what pads one of V makes sums that nobody reads. #}
 {% macro put(name, pitch, words, pieces, place) %}
 %% if unit
 %% for i in range(pieces)
-%% if (i + 1) * WORKGROUP > TILE_K * words
-        if (thread + {{ i }}u * WORKGROUP < TILE_K * {{ words }}u)
-%% endif
         {
             let i = thread + {{ i }}u * WORKGROUP;
-            {{ name }}_tile[i / {{ words }}u * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
+%% if not problem.exact_dims
+            if (i < TILE_K * {{ words }}u && i % {{ words }}u < {{ name }}_words)
+%% elif (i + 1) * WORKGROUP > TILE_K * words
+            if (i < TILE_K * {{ words }}u)
+%% endif
+            {
+                {{ name }}_tile[i / {{ words }}u * {{ pitch }} + i % {{ words }}u] = {{ name }}_{{ i }};
+            }
         }
 %% endfor
 %% else

@@ -17,7 +17,7 @@
 %% for name, dtype, live in rows_read
 %% if name not in UNBUFFERED
 %% if unit and name != "query"
-{{ elements.unit_reader(name, dtype, unit, "raw" if name in stored else "load") }}
+{{ elements.unit_reader(name, dtype, unit, "parameters." + live, problem.exact_dims, "raw" if name in stored else "load") }}
 
 %% else
 %% if dtype != "u8"

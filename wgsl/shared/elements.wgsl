@@ -129,9 +129,14 @@ fn {{ prefix }}_{{ name }}(row: u32, chunk: u32) -> vec4f {
 {%- endmacro %}
 
 {# row_reader for a binding of words of `unit` bytes, in rows that start and end with one. #}
-{% macro unit_reader(name, dtype, unit, prefix="load") -%}
+{% macro unit_reader(name, dtype, unit, live, exact, prefix="load") -%}
 {% set quads = quads_of(dtype, unit) | int %}
 fn {{ prefix }}_{{ name }}(row: u32, chunk: u32) -> vec4f {
+%% if not exact
+    if (4u * chunk >= {{ live }}) {
+        return vec4f();
+    }
+%% endif
     let word = {{ name }}[row / {{ 4 * quads }}u + chunk / {{ quads }}u];
 %% if quads == 1
     return {{ quad_of(dtype, unit, "word", 0) }};

@@ -54,9 +54,9 @@ def test_tiles(option: str, here: DeviceProfile) -> None:
 
 
 @pytest.mark.device
-@pytest.mark.parametrize(("H", "Hv"), [(20, 33), (32, 16), (7, 8)])
+@pytest.mark.parametrize(("H", "Hv"), [(20, 33), (32, 16), (7, 8), (24, 40)])
 def test_head_dims(H: int, Hv: int, here: DeviceProfile) -> None:
-    """Padded rows, rows that start inside a word, and Hv that differs."""
+    """Padded rows, in words of eight elements and others, rows that start inside a word, and Hv that differs."""
     compare(flash_matrix, half(H=H, Hv=Hv), profile=here, is_causal=True)
 
 

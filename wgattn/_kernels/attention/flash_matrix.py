@@ -156,7 +156,7 @@ def suits(problem: AttentionProblem, profile: DeviceProfile) -> Support:
 
 def _unit(problem: AttentionProblem) -> int:
     """16 where K and V are copied as words of eight elements, 0 where they are read by the shared readers."""
-    return 16 if problem.rope is None and problem.exact_dims and problem.aligned == 16 else 0
+    return 16 if problem.rope is None and problem.aligned == 16 else 0
 
 
 def candidates(problem: AttentionProblem, profile: DeviceProfile) -> Tuned:
