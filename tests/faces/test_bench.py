@@ -228,6 +228,21 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
         plot(Report("a device", "discrete", "wgpu", "a driver", "1", CEILINGS), tmp_path / "b.png")
 
 
+def test_a_line_is_of_calls_that_differ_in_length_alone() -> None:
+    from wgattn.bench.plot import series
+
+    def row(command: str, shape: str) -> Row:
+        return Row(command, command, shape, median_s=0.01)
+
+    lengths = [row("forward", f"B{B} T{S} S{S} N8 H64 f16 causal") for B, S in ((1, 8192), (8, 1024))]
+    sequences = [row("decode", f"B{B} T1 S4096 N8 H64 f16 float16 cache") for B in (16, 1)]
+    assert series([*lengths, *sequences]) == {
+        "forward N8 H64 f16 causal": lengths[::-1],
+        "decode B16 N8 H64 f16 float16 cache": sequences[:1],
+        "decode B1 N8 H64 f16 float16 cache": sequences[1:],
+    }
+
+
 @pytest.mark.parametrize(
     "given",
     [
