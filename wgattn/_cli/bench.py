@@ -1,6 +1,7 @@
 """`wgattn bench`: rows as they come on stderr, then a table, JSON or a picture."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def bench(
             progress.advance(task)
             show.errors.print(Text(line(report.rows[-1])), soft_wrap=True)
             if out is not None:
-                out.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+                out.write_text(show.json_text(report.as_json()) + "\n", encoding="utf-8")
     _draw(report, plot)
     if as_json:
         show.as_json(report.as_json())
@@ -220,11 +221,12 @@ def duration(seconds: float) -> str:
 
 
 def _ratios(row: Row) -> list[str]:
-    wrong = {peer.name: peer.error for peer in row.peers if not peer.right}
-    return [
-        f"{ratio:.2f}× as fast as {name}" + (f", which is off by {wrong[name]:.1e}" if name in wrong else "")
-        for name, ratio in row.ratios.items()
-    ]
+    wrong = {peer.name: _off(peer.error) for peer in row.peers if not peer.right}
+    return [f"{ratio:.2f}× as fast as {name}{wrong.get(name, '')}" for name, ratio in row.ratios.items()]
+
+
+def _off(error: float) -> str:
+    return f", which is off by {error:.1e}" if math.isfinite(error) else ", which gives NaN or infinities"
 
 
 def _figures(row: Row) -> list[str]:

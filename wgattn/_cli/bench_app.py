@@ -77,23 +77,10 @@ def decode(context: typer.Context, q: Call = None, call: Any = None, plain: Plai
 
 
 @bench.command()
-@spread(call=some("keys", "kv_heads", "value_dim", "dtype", "causal", "window"))
-def bridge(
-    context: typer.Context,
-    q: Annotated[
-        str | None, typer.Option("--q", metavar="B,T,N,H", help="The query; 1,2048,8,64, causal, K=2, unless given.")
-    ] = None,
-    call: Any = None,
-    rounds: Rounds = 7,
-    json: Json = False,
-) -> None:
+@spread(call=some("keys", "kv_heads", "value_dim", "dtype", "causal", "window"), run=PRESET | KEPT)
+def bridge(context: typer.Context, q: Call = None, call: Any = None, run: Any = None) -> None:
     """Time a call inside a JAX program from host to host: upload, GPU, download, callback, beside the unavoidable."""
-    from wgattn._cli.bench_bridge import bridge as command
-    from wgattn._cli.options import workload
-
-    if q is None:
-        only_with_query(context, *call)
-    command(None if q is None else workload(q, **call), rounds, json)
+    _run(("bridge",), peers="none", cases=_single(context, q, False, call), **run)
 
 
 @bench.command("compile")

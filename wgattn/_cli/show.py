@@ -1,6 +1,7 @@
 """How the command line prints: one console for results, one for errors, and aligned lines of a label and a text."""
 
 import json
+import math
 from typing import Any
 
 from rich.console import Console
@@ -44,4 +45,17 @@ def indented(table: Table) -> None:
 
 def as_json(value: Any) -> None:
     """`value` as JSON, the only thing on stdout."""
-    print(json.dumps(value, indent=2))
+    print(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """`value` as JSON that every program reads: it has no NaN and no infinity, null stands for them."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,15 +8,15 @@ import numpy as np
 
 import wgattn
 from wgattn import _run, _runtime
-from wgattn._reference import tolerance
+from wgattn.bench import checking
 from wgattn.bench.calls import forward
 from wgattn.bench.ceilings import sample_seconds
-from wgattn.bench.peers.jax_nn import jax_device, jax_forward
+from wgattn.bench.peers.jax_nn import jax_forward, jax_name
 from wgattn.bench.report import Peer, Row
 from wgattn.bench.timing import by_wall, medians, warmed
-from wgattn.bench.workload import DTYPES, Workload
+from wgattn.bench.workload import Workload
 
-DEFAULT = Workload(B=1, T=2048, N=8, H=64, S=2048, K=2, Hv=64, causal=True)
+NAME = "inside jax.jit, host to host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,6 @@ class Bridge:
     """
 
     call: str
-    adapter: str
-    jax_device: str
     variant: str
     total: float
     upload: float
@@ -38,9 +36,10 @@ class Bridge:
     empty: float
     argument_copies: float
     result_copy: float
-    peer: float | None
     argument_bytes: int
     result_bytes: int
+    error: float  # max|result - reference|
+    peer: Peer | None
 
     @property
     def callback(self) -> float:
@@ -62,16 +61,14 @@ class Bridge:
         named = ("upload", "gpu", "download", "empty", "argument_copies", "result_copy", "callback", "unavoidable")
         figures = {f"{name}_s": float(getattr(self, name)) for name in named} | {"over_unavoidable": self.ratio}
         figures |= {"argument_bytes": self.argument_bytes, "result_bytes": self.result_bytes}
-        peers = () if self.peer is None else (Peer(f"jax.nn XLA {self.jax_device}", self.peer, 0.0, True),)
-        return Row(
-            "bridge", "inside jax.jit, host to host", self.call, self.variant, self.total, peers=peers, figures=figures
-        )
+        peers = () if self.peer is None else (self.peer,)
+        return Row("bridge", NAME, self.call, self.variant, self.total, peers=peers, figures=figures, error=self.error)
 
 
-def bridge(workload: Workload = DEFAULT, rounds: int = 7, done: Callable[[str], object] = lambda name: None) -> Bridge:
+def bridge(workload: Workload, rounds: int = 7, done: Callable[[str], object] = lambda name: None) -> Bridge:
     """Time the call and its parts, in turn in one process. `done` hears of every sample.
 
-    Raises ValidationError where the result is not that of jax.nn: then nothing is timed.
+    Raises ValidationError where the result is off: then nothing is timed.
     """
     import jax
 
@@ -81,9 +78,14 @@ def bridge(workload: Workload = DEFAULT, rounds: int = 7, done: Callable[[str], 
     placed = {name: jax.device_put(x) for name, x in arrays.items()}
     hosted = [np.asarray(x) for x in placed.values()]
     out = np.asarray(program(placed))
+    right = checking.forward(workload, arrays)
+    error, ok = right.error((out,))
+    if not ok:
+        raise wgattn.ValidationError(
+            f"wgattn.jax is off by {error:.3g} (at most {right.allowed.most:.3g}): nothing is timed. "
+            "`wgattn validate` checks the adapter"
+        )
     peer = jax_forward(workload, arrays)
-    if peer is not None:
-        _check(out, np.asarray(peer()), workload)
     shape = jax.ShapeDtypeStruct(out.shape, out.dtype)
     empty = jax.jit(lambda given: jax.pure_callback(lambda _: out, shape, given))
     alone = forward(workload, arrays)
@@ -106,8 +108,6 @@ def bridge(workload: Workload = DEFAULT, rounds: int = 7, done: Callable[[str], 
         _, by_device = warmed(alone.contestant("", profile).seconds, sample=sample_seconds(profile))
     return Bridge(
         call=workload.name,
-        adapter=profile.name,
-        jax_device=jax_device(),
         variant=alone.variant,
         total=found["total"],
         upload=found["upload"],
@@ -116,21 +116,12 @@ def bridge(workload: Workload = DEFAULT, rounds: int = 7, done: Callable[[str], 
         empty=found["empty"],
         argument_copies=found["argument copies"],
         result_copy=found["result copy"],
-        peer=found.get("jax.nn"),
         argument_bytes=sum(x.nbytes for x in hosted),
         result_bytes=out.nbytes,
+        error=error,
+        peer=None if peer is None else Peer(jax_name(workload), found["jax.nn"], *right.error((np.asarray(peer()),))),
     )
 
 
 def _step(array: Any) -> tuple[Any, int]:
     return array._step, array._result
-
-
-def _check(out: np.ndarray, right: np.ndarray, workload: Workload) -> None:
-    off = np.abs(out.astype(np.float64) - right.astype(np.float64)).max()
-    most = 2 * tolerance(DTYPES[workload.dtype], workload.S).most  # both may be off by one tolerance
-    if not off <= most:
-        raise wgattn.ValidationError(
-            f"wgattn.jax and jax.nn differ by {off:.3g}, at most {most:.3g} is right: nothing is timed. "
-            "`wgattn validate` checks the adapter"
-        )

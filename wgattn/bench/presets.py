@@ -28,6 +28,11 @@ def memory(preset: Preset) -> tuple[tuple[Command, Workload], ...]:
     return ("forward", size), ("backward", size), ("decode", _decode(preset)[0].workload)
 
 
+def bridged(preset: Preset) -> Workload:
+    """The call that is timed inside a JAX program."""
+    return SMALL if preset == "quick" else _square(2048)
+
+
 def copied_bytes(preset: Preset) -> int:
     """The bytes of the copies that are timed."""
     return {"quick": 8 << 20, "cpu": 64 << 20, "gpu": 256 << 20}[preset]

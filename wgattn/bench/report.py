@@ -1,5 +1,6 @@
 """What a benchmark found, as values: a Row a call, a Report a run. `as_json` is what `--json` prints."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -106,7 +107,8 @@ def merged(reports: Sequence[Report]) -> Report:
 
 
 def _row(given: dict[str, Any]) -> Row:
-    seconds, wrong = given.get("peers_s", {}), given.get("wrong", {})
+    seconds = given.get("peers_s", {})
+    wrong = {name: math.inf if error is None else error for name, error in given.get("wrong", {}).items()}
     peers = tuple(Peer(name, median, wrong.get(name, 0.0), name not in wrong) for name, median in seconds.items())
     rest = {name: value for name, value in given.items() if name not in ("peers", "peers_s", "wrong")}
     return Row(**rest, peers=peers)

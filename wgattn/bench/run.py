@@ -11,7 +11,7 @@ import wgattn
 from wgattn import _runtime
 from wgattn.bench import presets
 from wgattn.bench.attention import Case, Pace, Told, attention_row
-from wgattn.bench.bridge import DEFAULT as BRIDGE
+from wgattn.bench.bridge import NAME as BRIDGE
 from wgattn.bench.bridge import bridge
 from wgattn.bench.ceilings import Ceilings, ceilings
 from wgattn.bench.copies import copies_row
@@ -19,6 +19,7 @@ from wgattn.bench.first_call import cached_call_row, cached_step_row, first_call
 from wgattn.bench.memory import memory_row
 from wgattn.bench.presets import HEAVY, SMALL, Preset
 from wgattn.bench.report import Report, Row
+from wgattn.bench.workload import Workload
 
 COMMANDS = ("forward", "decode", "backward", "bridge", "compile", "memory")
 
@@ -51,6 +52,8 @@ def jobs_of(
     """The jobs of a command's preset, or of `cases` in its place. Raises ValueError for a command that is none."""
     if command in ("forward", "backward", "decode"):
         return attention_jobs(presets.cases(command, preset) if cases is None else cases, peers, pace)
+    if command == "bridge" and cases is not None:
+        return tuple(_bridge_job(case.workload, pace.rounds) for case in cases)
     make = {"compile": _compile_jobs, "memory": _memory_jobs, "bridge": _bridge_jobs}.get(command)
     if make is None:
         raise ValueError(f"no benchmark is called {command!r}: {', '.join(COMMANDS)}")
@@ -86,11 +89,15 @@ def _memory_jobs(preset: Preset, _: int) -> tuple[Job, ...]:
 
 def _bridge_jobs(preset: Preset, rounds: int) -> tuple[Job, ...]:
     """A call inside a JAX program, and copies of large arrays."""
-    call, nbytes = SMALL if preset == "quick" else BRIDGE, presets.copied_bytes(preset)
+    nbytes = presets.copied_bytes(preset)
     return (
-        _job("bridge", "host to host", call.name, lambda done: bridge(call, rounds, done).row()),
+        _bridge_job(presets.bridged(preset), rounds),
         _job("bridge", "up and down", f"{nbytes >> 20} MiB", partial(copies_row, nbytes, rounds)),
     )
+
+
+def _bridge_job(call: Workload, rounds: int) -> Job:
+    return _job("bridge", BRIDGE, call.name, lambda done: bridge(call, rounds, done).row())
 
 
 def _job(command: str, name: str, shape: str, make: Callable[[Told], Row]) -> Job:

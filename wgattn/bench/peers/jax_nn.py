@@ -10,6 +10,8 @@ from wgattn.bench.contestants import Absent, Contestant
 from wgattn.bench.timing import Sampler, by_wall
 from wgattn.bench.workload import Workload
 
+BY_FLOAT32 = " by way of f32"
+
 
 def build(command: str, workload: Workload, arrays: dict[str, np.ndarray], implementation: str = "xla") -> Contestant:
     """The same work. Raises Absent where jax.nn or its device has no such call."""
@@ -20,8 +22,7 @@ def build(command: str, workload: Workload, arrays: dict[str, np.ndarray], imple
         raise Absent("jax.nn has no such call")
     if implementation == "cudnn" and (platform != "gpu" or workload.dtype == "f32" or command == "decode"):
         raise Absent("cuDNN is for f16 and bf16 on CUDA, and not for one query")
-    widened = platform == "cpu" and workload.dtype == "f16"
-    call = function(workload, implementation, widened)
+    call, words = function(workload, implementation), BY_FLOAT32 * _is_widened(workload)
     program = jax.jit(_gradients(call)) if command == "backward" else jax.jit(call)
     placed = [_spread(jax.device_put(array), workload.B) for array in arrays.values()]
 
@@ -30,7 +31,7 @@ def build(command: str, workload: Workload, arrays: dict[str, np.ndarray], imple
             return program(*placed)
 
     jax.block_until_ready(run())
-    name = f"jax.nn {'cuDNN' if implementation == 'cudnn' else 'XLA'} {platform}" + " by way of f32" * widened
+    name = f"jax.nn {'cuDNN' if implementation == 'cudnn' else 'XLA'} {platform}{words}"
     return Contestant(name, lambda: tuple(np.asarray(x) for x in _tuple(run())), _sampler(run, platform))
 
 
@@ -55,12 +56,11 @@ def _precision(workload: Workload) -> str | None:
     return "highest" if workload.dtype == "f32" else None
 
 
-def function(workload: Workload, implementation: str | None = None, widened: bool = False) -> Callable[..., Any]:
-    """The call as a function of the arrays in the workload's order. RoPE is written in jax.numpy.
-
-    `widened`: in float32 and back, since jax.nn asks for products of float16 that XLA's CPU compiler does not know.
-    """
+def function(workload: Workload, implementation: str | None = None) -> Callable[..., Any]:
+    """The call as a function of the arrays in the workload's order. RoPE is written in jax.numpy."""
     import jax
+
+    widened = _is_widened(workload)
 
     left_out = ("implementation", "residual_dtype", "rope")
     options = {name: value for name, value in workload.static.items() if name not in left_out}
@@ -78,12 +78,20 @@ def function(workload: Workload, implementation: str | None = None, widened: boo
     return attend
 
 
-def jax_device() -> str:
-    """The device that jax computes on, as it names it."""
+def _is_widened(workload: Workload) -> bool:
+    """Whether it is made in float32 and cast back: jax.nn asks for products of float16 that XLA has none of on CPUs."""
+    import jax
+
+    return workload.dtype == "f16" and jax.default_backend() == "cpu"
+
+
+def jax_name(workload: Workload) -> str:
+    """What `jax_forward` is called, with the device that it runs on."""
     import jax
 
     device = jax.devices()[0]
-    return device.platform if device.device_kind == device.platform else f"{device.platform} ({device.device_kind})"
+    kind = "" if device.device_kind == device.platform else f" ({device.device_kind})"
+    return f"jax.nn XLA {device.platform}{kind}{BY_FLOAT32 * _is_widened(workload)}"
 
 
 def _gradients(call: Callable[..., Any]) -> Callable[..., Any]:
