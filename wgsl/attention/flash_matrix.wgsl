@@ -48,6 +48,10 @@ fn other_half(thread: u32, value: f32) -> f32 {
 
 {{ tiles.packing() }}
 {{ tiles.early_key() }}
+%% if problem.bias is not none or problem.mask
+{% include "attention/flash_matrix_dense.wgsl" %}
+
+%% endif
 %% if problem.segments
 {% include "attention/segment_ranges.wgsl" %}
 

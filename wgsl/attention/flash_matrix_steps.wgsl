@@ -9,6 +9,9 @@
 {% set fours = range(2 * KEY_BLOCKS) %}
 {# Whether some rows' first keys may lie behind others'. #}
 {% set late = problem.segments or problem.keys.clauses | sum(start=()) | selectattr(0, "equalto", "lower") | list %}
+{# Whether logits have a bias or a mask to look up, and whether four keys' lie so that they are read at once. #}
+{% set dense = problem.bias is not none or problem.mask %}
+{% set in_fours = not problem.mask or "mask" in problem.dense_rows %}
 {# What orders the lanes' writes before their reads. Lanes of a subgroup go through the same code together. #}
 {% macro settle() %}{{ "workgroupBarrier();" if EMULATED }}{% endmacro %}
 {# The same number of the lane that has the other half of a row. #}
@@ -74,7 +77,7 @@
 %% endfor
 %% endfor
             {
-%% if problem.bias is none and not problem.mask
+%% if in_fours
                 var whole = {{ at }} + STEP_K <= keys.y && block_keeps(b, min(own_first, own_last), own_last, {{ at }}, {{ at }} + STEP_K);
 %% if problem.segments
                 whole = whole && q_ids.x == q_ids.y && {{ ids }}.x == {{ ids }}.y;
@@ -83,7 +86,7 @@
                 let whole = false;
 %% endif
                 var factor = scale;
-                if ({{ "true" if problem.softcap else "!whole" }}{{ "" if EMULATED else " && %s < own_keys.y" % at }}) {
+                if ({{ "true" if problem.softcap and not dense else "!whole" }}{{ "" if EMULATED else " && %s < own_keys.y" % at }}) {
 %% for r in blocks
 %% for turn in range(KEY_BLOCKS // SLOTS)
 {{ write_x(r, turn) }}
@@ -92,7 +95,7 @@
                         let s = {{ at }} + ({{ turn * SLOTS }}u + i / 8u) * 16u + 8u * half + i % 8u;
                         let product = scale * bitcast<f32>(exchange[place][i % 4u]);
                         var x = MASKED;
-%% if problem.softcap
+%% if problem.softcap and not dense
                         if (whole) {
                             x = capped(product);
                         } else if (s < keys.y) {
@@ -107,6 +110,15 @@
 %% endfor
 %% endfor
                     factor = 1.0;
+%% if dense and in_fours
+                } else if (whole) {
+%% for r in blocks
+%% for i in fours
+                    x_{{ r }}_{{ i }} = logits_of_four(scale * x_{{ r }}_{{ i }}, b, min(n_{{ r }}, n_last), min(t_{{ r }}, t_last), {{ at }} + {{ i // 2 * 16 + i % 2 * 4 }}u + 8u * half);
+%% endfor
+%% endfor
+                    factor = 1.0;
+%% endif
                 }
 %% for r in blocks
 %% for i in fours
