@@ -28,6 +28,10 @@
    they are not. #}
 {% macro slot(s) %}{{ s if DIGITS and not problem.paged else "key_slot(b, %s)" % s }}{% endmacro %}
 {% macro share(name, slot) %}{{ "%s_base + %s * %s_step" % (name, slot, name) if DIGITS else "(%s_rows + %s * parameters.%s_s) / %du + lane" % (name[0], slot, name, 4 * QUADS) }}{% endmacro %}
+{# Which of a row's reads is a lane's i-th: where rows are padded, the last in place of those behind it. #}
+{% macro piece(name, i) %}{{ "%du" % (i * LANES) if problem.exact_dims else "%s_piece_%d" % (name, i) }}{% endmacro %}
+{# Four numbers of a key; in the padding, whose queries are 0, what lies there must not be infinite. #}
+{% macro key_quad(j, i) %}{{ quad("key", j, i) if problem.exact_dims else "select(vec4f(), %s, key_live_%d)" % (quad("key", j, i), i // QUADS) }}{% endmacro %}
 {# A value of the lane across `mask`. #}
 {% macro across(value, mask) %}{{ "subgroupShuffleXor(%s, %du)" % (value, mask) if mask else value }}{% endmacro %}
 {# What the lane has that ends up with what this one has in registers j of keys and g of heads. #}
@@ -66,6 +70,15 @@ fn decode(
     let home = place & ~{{ team.straight }}u;
 %% endif
     let team = thread / LANES;
+%% if UNIT and not problem.exact_dims
+%% for i in range(KEY_QUADS // QUADS)
+    let key_live_{{ i }} = lane + {{ i * LANES }}u < parameters.H / {{ 4 * QUADS }}u;
+    let key_piece_{{ i }} = min(lane + {{ i * LANES }}u, parameters.H / {{ 4 * QUADS }}u - 1u) - lane;
+%% endfor
+%% for i in range(VALUE_QUADS // QUADS)
+    let value_piece_{{ i }} = min(lane + {{ i * LANES }}u, parameters.Hv / {{ 4 * QUADS }}u - 1u) - lane;
+%% endfor
+%% endif
 %% for step in steps
     let upper_{{ step.mask }} = (lane & {{ step.mask }}u) != 0u;
 %% endfor
@@ -166,10 +179,10 @@ fn decode(
 %% for j in batch
         let slot_{{ j }} = {{ slot("min(keys.x + team * BATCH + %s, keys.y - 1u)" % placed("keys", j)) }};
 %% for i in range(KEY_QUADS // QUADS)
-        key_{{ j }}_{{ i }} = key[{{ share("key", "slot_%d" % j) }} + {{ i * LANES }}u];
+        key_{{ j }}_{{ i }} = key[{{ share("key", "slot_%d" % j) }} + {{ piece("key", i) }}];
 %% endfor
 %% for i in range(VALUE_QUADS // QUADS)
-        value_{{ j }}_{{ i }} = value[{{ share("value", "slot_%d" % j) }} + {{ i * LANES }}u];
+        value_{{ j }}_{{ i }} = value[{{ share("value", "slot_%d" % j) }} + {{ piece("value", i) }}];
 %% endfor
 %% endfor
 %% if SCALED and AHEAD
@@ -196,7 +209,7 @@ fn decode(
 %% elif UNIT
         let key_at_{{ j }} = {{ share("key", "slot_%d" % j) }};
 %% for i in range(KEY_QUADS // QUADS)
-        let key_{{ j }}_{{ i }} = key[key_at_{{ j }} + {{ i * LANES }}u];
+        let key_{{ j }}_{{ i }} = key[key_at_{{ j }} + {{ piece("key", i) }}];
 %% endfor
 %% else
         let key_at_{{ j }} = key_row_of(k_rows, b, slot_{{ j }}, k);
@@ -234,7 +247,7 @@ fn decode(
 %% endfor
 %% for i in range(KEY_QUADS)
 %% if UNIT
-        let k_{{ j }}_{{ i }} = {{ quad("key", j, i) }};
+        let k_{{ j }}_{{ i }} = {{ key_quad(j, i) }};
 %% endif
 %% for g in heads
         x_{{ j }}_{{ g }} = add_dot(x_{{ j }}_{{ g }}, q_{{ g }}_{{ i }}, k_{{ j }}_{{ i }});
@@ -260,7 +273,7 @@ fn decode(
 %% if AHEAD
 %% for j in batch
 %% for i in range(KEY_QUADS // QUADS)
-        key_{{ j }}_{{ i }} = key[{{ share("key", "next_%d" % j) }} + {{ i * LANES }}u];
+        key_{{ j }}_{{ i }} = key[{{ share("key", "next_%d" % j) }} + {{ piece("key", i) }}];
 %% endfor
 %% endfor
 %% endif
@@ -360,12 +373,12 @@ fn decode(
         let value_at_{{ j }} = {{ share("value", "slot_%d" % j) }};
 %% for i in range(VALUE_QUADS // QUADS)
 %% if guarded
-        var value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ i * LANES }}u];
+        var value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ piece("value", i) }}];
         if (!there_{{ j }}) {
             value_{{ j }}_{{ i }} = {{ word_type }}();
         }
 %% else
-        let value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ i * LANES }}u];
+        let value_{{ j }}_{{ i }} = value[value_at_{{ j }} + {{ piece("value", i) }}];
 %% endif
 %% endfor
 %% else
@@ -393,7 +406,7 @@ fn decode(
 %% if AHEAD
 %% for j in batch
 %% for i in range(VALUE_QUADS // QUADS)
-        value_{{ j }}_{{ i }} = value[{{ share("value", "next_%d" % j) }} + {{ i * LANES }}u];
+        value_{{ j }}_{{ i }} = value[{{ share("value", "next_%d" % j) }} + {{ piece("value", i) }}];
 %% endfor
 %% endfor
 %% endif

@@ -54,6 +54,13 @@ def test_shares(dtype: str, group: int, H: int, Hv: int) -> None:
     compare(queries(2, 2 * group, H), cache)
 
 
+@pytest.mark.parametrize("dtype", [*BYTES, "f16"])
+@pytest.mark.parametrize(("H", "Hv"), [(112, 112), (20, 40)])
+def test_padded_rows(dtype: str, H: int, Hv: int) -> None:
+    """Rows that are shorter than the team's share of them, read in words as they lie."""
+    compare(queries(2, 4, H), cache_of(dtype, [130, 67], 136, K=2, H=H, Hv=Hv))
+
+
 @pytest.mark.grid
 @DTYPE
 @pytest.mark.parametrize("option", ["window", "bias", "softcap_sinks", "mask"])

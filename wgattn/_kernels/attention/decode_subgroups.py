@@ -149,7 +149,7 @@ def _digits(problem: AttentionProblem) -> int:
 
 
 def _direct(problem: AttentionProblem) -> bool:
-    return problem.rope is None and problem.exact_dims and problem.value_dtype == problem.key_dtype
+    return problem.rope is None and problem.value_dtype == problem.key_dtype
 
 
 def _unit(problem: AttentionProblem, lanes: int) -> int:
