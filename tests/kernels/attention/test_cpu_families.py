@@ -21,7 +21,8 @@ from wgattn._errors import UnsupportedError
 from wgattn._kernels.attention import decode_lanes, flash_rows
 from wgattn._kernels.attention.choose import choose
 from wgattn._kernels.attention.problem import AttentionProblem, Bound, Call, describe
-from wgattn._kernels.kernel import CopyToTexture, Operand, Texture, natural_strides
+from wgattn._kernels.kernel import CopyToTexture, Launch, Operand, Texture, natural_strides
+from wgattn._kernels.rotation import Rope
 from wgattn._runtime.profile import DeviceProfile
 
 LANES = (flash_rows, decode_lanes)
@@ -185,6 +186,24 @@ def test_keys_are_filled_once_for_several_boxes_of_rows() -> None:
     made = plan.scratch["bias_texels"]
     assert isinstance(made, Texture)
     assert made.width * made.height * 16 == 32 << 20
+
+
+def test_one_row_for_all_queries_is_rotated_for_each_box_of_rows() -> None:
+    """A query that is broadcast along T is the same in all boxes; turned to its positions it is not."""
+    T, S, natural = 8192, 4096, natural_strides
+    shapes = {"query": (1, 1, T, 1, 64), "key": (1, 1, S, 1, 64), "value": (1, 1, S, 1, 64), "out": (1, 1, T, 1, 64)}
+    operands = {name: Operand(float32, shape, natural(shape)) for name, shape in shapes.items()}
+    operands["query"] = replace(operands["query"], strides=(64, 64, 0, 64, 1))
+    operands["bias"] = Operand(float32, (1, 1, 1, T, S), natural((1, 1, 1, T, S)))
+    for rope, filled in ((None, 1), (Rope(), 4)):
+        call = Call(rope=rope)
+        plan = flash_rows.plan(describe(call, operands), call, operands, weak(CPU, texture_2d=16384))
+        gathered = [
+            step for step in plan.steps if isinstance(step, Launch) and "query_texels" in step.resources.values()
+        ]
+        written = [step for step in gathered if step.variant.family != "flash_rows"]
+        copies = [step for step in plan.steps if isinstance(step, CopyToTexture) and step.destination == "query_texels"]
+        assert len(written) + len(copies) == filled
 
 
 @FAMILY

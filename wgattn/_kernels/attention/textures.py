@@ -176,7 +176,7 @@ class Textures:
                 texels = dense_texels(part) if name in DENSE else self.texels(name, part, box.size("s"))
                 resources[name] = texture = f"{name}_texels"
                 rotation, held = self._rotation(name, box, rows), self._held(name, box, rows, group)
-                filled = part, box.b0, box.b1, box.s
+                filled = part, rotation, box.b0, box.b1, box.s
                 if self.held.get(name) != filled:  # boxes of other query rows have the same keys
                     steps += fill(part, name, texels, texture, self.limits, rotation, held)
                     self.held[name] = filled
