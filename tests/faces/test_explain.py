@@ -1,5 +1,6 @@
 """`wgattn explain`: the choice and its reasons, replayed from another machine's report."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,35 @@ OPTIONS = [
     ("--value-dim", "64"),
     ("--dtype", "bf16"),
 ]
+
+
+@pytest.mark.parametrize(("T", "dtype", "family"), [(1, "i8", "decode"), (16, "int4", "flash_tiled")])
+def test_a_call_over_a_cache_is_explained_without_an_adapter(tmp_path: Path, T: int, dtype: str, family: str) -> None:
+    sizes = ("--q", f"2,{T},8,64", "--kv-heads", "2", "--keys", "100", "--cache", dtype, "--value-dim", "32")
+    done = wgattn("explain", *sizes, "--sinks", "--profile", profile_file(tmp_path), "--json", **NO_ADAPTER)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["family"].startswith(family)
+    assert {"scales", "sink"} <= set(found["variant"].split("-"))
+    assert found["kept"] == pytest.approx(1 - (T - 1) / 2 / 100), "the last query stands at the last token"
+
+
+def test_gradients_are_explained(tmp_path: Path) -> None:
+    call = ("explain", "--q", "1,64,4,32", "--causal", "--mask", "TS", "--profile", profile_file(tmp_path))
+    found = here(*call, "--backward", "--json")
+    assert found["family"] == "backward_tiled"
+    assert found["forward"].startswith("flash_tiled-f32-h32-ud-mask-resf32")
+    assert {found["variant"], found["forward"]} <= {launch["shader"] for launch in found["launches"]}
+    assert "forward" not in here(*call, "--json")
+
+
+@pytest.mark.parametrize(
+    "options", [("--cache", "f16", "--backward"), ("--residual", "--backward"), ("--key-lengths", "--cache", "f16")]
+)
+def test_options_that_do_not_go_together_are_refused(options: tuple[str, ...]) -> None:
+    option, told = refused("explain", *options)
+    assert option == options[0]
+    assert told.endswith("leave it out")
 
 
 def test_the_json_says_what_runs(tmp_path: Path) -> None:

@@ -64,12 +64,13 @@ def validate(
 
 
 @app.command()
-@spread(call=all_but("cache"))
+@spread(call=all_but())
 def explain(
     q: Annotated[
         str, typer.Option("--q", metavar="B,T,N,H", help="Shape of the query; T,N,H is a batch of one.")
     ] = "2,1024,8,64",
     call: Any = None,
+    backward: Annotated[bool, flag("--backward", "Of the gradients by query, key and value.")] = False,
     wgsl: Annotated[bool, flag("--wgsl", "Print every shader that runs.")] = False,
     profile: Annotated[
         Path | None, typer.Option("--profile", help="Another machine's `wgattn info --json`: no adapter is needed.")
@@ -80,7 +81,12 @@ def explain(
     from wgattn._cli.explain import explain as command
     from wgattn._cli.options import workload
 
-    command(workload(q, **call), profile, wgsl, json)
+    for option in ("cache", "residual"):
+        if backward and call[option]:
+            raise typer.BadParameter("gradients are of a call without it: leave it out", param_hint=f"--{option}")
+    if call["cache"] and call["key_lengths"]:
+        raise typer.BadParameter("a cache has lengths of its own: leave it out", param_hint="--key-lengths")
+    command(workload(q, **call), backward, profile, wgsl, json)
 
 
 @app.command()

@@ -51,7 +51,7 @@ CALL: Mapping[str, Option] = {
     "query_lengths": _told(bool, "--query-lengths", "query_seq_lengths are given.", default=False),
     "key_lengths": _told(bool, "--key-lengths", "key_value_seq_lengths are given.", default=False),
     "residual": _told(bool, "--residual", "The logsumexp of each row is returned too.", default=False),
-    "cache": _told(str | None, "--cache", f"With T = 1: what the cache stores: {', '.join(STORED)}.", "DTYPE"),
+    "cache": _told(str | None, "--cache", f"Over a KVCache that stores {', '.join(STORED)}.", "DTYPE"),
     "implementation": _told(str | None, "--implementation", f"The kernel family that must serve: {FAMILIES}.", "NAME"),
 }
 

@@ -1,8 +1,8 @@
-"""`wgattn explain`: which kernel serves a call, and why; from this machine's adapter or from another's report."""
+"""`wgattn explain`: which kernel serves a call or makes its gradients, and why, on this adapter or by a report."""
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,26 @@ from typing import Any
 import wgattn
 from wgattn import _runtime, _schedule
 from wgattn._cli import show
-from wgattn._graph.graph import Aval
+from wgattn._graph.graph import Aval, Graph
 from wgattn._graph.operations import Attention
 from wgattn._graph.rewrite import fuse
 from wgattn._graph.text import key_ranges
 from wgattn._kernels.kernel import Variant
 from wgattn._runtime.profile import DeviceProfile
 from wgattn._runtime.program import Command, CopyBuffer, CopyToTexture, Dispatch
-from wgattn.bench.workload import Workload
+from wgattn.bench.workload import DTYPES, Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """A call's variant on a device, every command that the device is told, and the shaders by name.
 
-    `ranges`: the keys j that row i keeps, as text; `kept`: the share of the T·S scores that is.
+    Of gradients `variant` is the backward kernel's, `forward` the one before it. `ranges`: the keys j that row i keeps,
+    as text; `kept`: the share of the T·S scores that is.
     """
 
     variant: Variant
+    forward: Variant | None
     ranges: str
     kept: float
     profile: DeviceProfile
@@ -35,9 +37,9 @@ class Explanation:
     shaders: dict[str, str]
 
 
-def explain(workload: Workload, profile: Path | None, wgsl: bool, as_json: bool) -> None:
+def explain(workload: Workload, backward: bool, profile: Path | None, wgsl: bool, as_json: bool) -> None:
     """Print the explanation. Raises AdapterNotFoundError where it needs an adapter, UnsupportedError, ValueError."""
-    found = explanation(workload, _runtime.current_profile() if profile is None else read_profile(profile))
+    found = explanation(workload, _runtime.current_profile() if profile is None else read_profile(profile), backward)
     if as_json:
         show.as_json(as_values(found, wgsl))
     elif wgsl:
@@ -60,22 +62,53 @@ def read_profile(path: Path) -> DeviceProfile:
     return DeviceProfile.from_json(report.get("profile", report))
 
 
-def explanation(workload: Workload, profile: DeviceProfile) -> Explanation:
-    """How the call is served on a device of this profile. Needs no device. Raises UnsupportedError, ValueError."""
+def explanation(workload: Workload, profile: DeviceProfile, backward: bool = False) -> Explanation:
+    """How the call is served on a device of this profile, or its gradients by query, key and value.
+
+    Needs no device. Raises UnsupportedError, ValueError.
+    """
+    schedule = _schedule.compile(fuse(_recorded(workload, backward)), profile)
+    if not schedule.chosen:
+        raise ValueError(f"{workload.name} has an empty axis: no kernel runs, the result is made on the host")
+    first, last = schedule.chosen[0], schedule.chosen[-1]
+    attention = schedule.graph.nodes[first.node].operation
+    assert isinstance(attention, Attention)
+    if workload.cache is not None:  # a full one: its last token is the last query's
+        offset = workload.S - workload.T if workload.offset is None else workload.offset
+        workload = replace(workload, causal=True, offset=offset)
+    return Explanation(
+        last.variant,
+        first.variant if backward else None,
+        key_ranges(attention.call.clauses),
+        workload.kept(),
+        profile,
+        schedule.program.commands,
+        schedule.shaders,
+    )
+
+
+def _recorded(workload: Workload, backward: bool) -> Graph:
+    """The graph of the call."""
     static = workload.static
+    avals = {name: Aval(shape, dtype) for name, (shape, dtype) in workload.operands.items()}
 
     def attend(**arrays: Any) -> Any:
         return wgattn.nn.dot_product_attention(**arrays, **static)
 
-    avals = {name: Aval(shape, dtype) for name, (shape, dtype) in workload.operands.items()}
-    schedule = _schedule.compile(fuse(wgattn.make_graph(attend)(**avals).graph), profile)
-    if not schedule.chosen:
-        raise ValueError(f"{workload.name} has an empty axis: no kernel runs, the result is made on the host")
-    chosen = schedule.chosen[0]
-    attention = schedule.graph.nodes[chosen.node].operation
-    assert isinstance(attention, Attention)
-    ranges = key_ranges(attention.call.clauses)
-    return Explanation(chosen.variant, ranges, workload.kept(), profile, schedule.program.commands, schedule.shaders)
+    def gradients(given: Any, query: Any, key: Any, value: Any, **others: Any) -> Any:
+        return wgattn.vjp(lambda q, k, v: attend(query=q, key=k, value=v, **others), query, key, value)[1](given)
+
+    def attend_cached(cache: wgattn.KVCache, **arrays: Any) -> Any:
+        return wgattn.nn.cached_attention(cache=cache, **arrays, **static)
+
+    if backward:
+        given = Aval((workload.B, workload.T, workload.N, workload.Hv), DTYPES[workload.dtype])
+        return wgattn.make_graph(gradients)(given, **avals).graph
+    if workload.cache is None:
+        return wgattn.make_graph(attend)(**avals).graph
+    cache = wgattn.KVCache.create(workload.B, workload.S, workload.K, workload.H, workload.Hv, dtype=workload.cache)
+    arrays = {name: aval for name, aval in avals.items() if name not in ("key", "value")}
+    return wgattn.make_graph(attend_cached)(cache, **arrays).graph
 
 
 def as_lines(found: Explanation) -> dict[str, str]:
@@ -83,6 +116,7 @@ def as_lines(found: Explanation) -> dict[str, str]:
     variant, limits = found.variant, found.profile.limits
     return {
         "variant": variant.name,
+        **({} if found.forward is None else {"forward": found.forward.name}),
         "adapter": f"{found.profile.name} ({found.profile.kind}, {found.profile.backend}, {found.profile.provider})",
         "because": because(found),
         "passed": "\n".join(f"{family} ({reason})" for family, reason in variant.passed) or "none is faster",
@@ -106,6 +140,7 @@ def as_values(found: Explanation, wgsl: bool) -> dict[str, Any]:
     return {
         "variant": variant.name,
         "family": variant.family,
+        **({} if found.forward is None else {"forward": found.forward.name}),
         "adapter": found.profile.name,
         "reason": variant.reason,
         "keys": found.ranges,
