@@ -258,7 +258,8 @@ class Lowered:
     def as_text(self) -> str:
         """What was recorded beside what is left of it after fusion. Needs no device."""
         graph = self._traced.graph_for((*self._layouts, *self._traced.captured_layouts()))
-        return side_by_side(as_text(graph), as_text(_run.fused(graph), self._donated))
+        told = self._traced.told
+        return side_by_side(as_text(graph, results=told), as_text(_run.fused(graph), self._donated, told))
 
     @property
     def out_info(self) -> Any:

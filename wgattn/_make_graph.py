@@ -1,22 +1,22 @@
 """make_graph: what a function records, to look at."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._graph.graph import Graph
-from ._graph.text import as_text
+from ._graph.text import Result, as_text
 from ._jit import JitFunction, jit
 
 
 class Recorded:
     """What `make_graph` gives: prints as the graph that was recorded; `graph` is the value."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, results: Sequence[Result]) -> None:
+        self.graph, self._results = graph, results
 
     def __repr__(self) -> str:
-        return as_text(self.graph)
+        return as_text(self.graph, results=self._results)
 
 
 def make_graph(fn: Callable[..., Any]) -> Callable[..., Recorded]:
@@ -32,6 +32,7 @@ def make_graph(fn: Callable[..., Any]) -> Callable[..., Recorded]:
 
     @functools.wraps(fn)
     def recorded(*args: Any, **kwargs: Any) -> Recorded:
-        return Recorded(traced.lower(*args, **kwargs)._traced.graph)
+        found = traced.lower(*args, **kwargs)._traced
+        return Recorded(found.graph, found.told)
 
     return recorded

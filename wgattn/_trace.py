@@ -51,6 +51,11 @@ class Traced:
         return tree_util.tree_unflatten(self.tree, avals)
 
     @property
+    def told(self) -> tuple[tuple[str, Any], ...]:
+        """The `sources`, as the text of a graph takes them."""
+        return tuple((kind, x._aval if kind == "value" else x) for kind, x in self.sources)
+
+    @property
     def captured(self) -> tuple[tuple[Step, int], ...]:
         """The values that came in from outside the function, not as arguments."""
         return self.recording.leaves[self.arguments :]

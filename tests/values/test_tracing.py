@@ -68,6 +68,19 @@ def test_equal_static_values_of_two_types_are_traced_apart():
     assert "2.0" not in f.lower(np.ones(2, np.int32), 2).as_text()
 
 
+def test_the_text_has_every_result():
+    """Those that are an argument, or a value that nothing computes, in their places; what is computed twice, twice."""
+
+    def several(x: Any, y: Any) -> Any:
+        return y, x * y, 3.0, x * y
+
+    recorded = repr(wa.make_graph(several)(ONES, ONES)).splitlines()
+    assert recorded[-1] == "out b: f32[2,3]  c: f32[2,3]  value: f32[]  d: f32[2,3]"
+    both = wa.jit(several).lower(ONES, ONES).as_text()
+    assert "out b: f32[2,3]  c: f32[2,3]  value: f32[]  c: f32[2,3]" in both, "fused, it is computed once"
+    assert repr(wa.make_graph(lambda x: x)(ONES)) == "a: f32[2,3]\nout a: f32[2,3]"
+
+
 def test_the_length_of_what_is_captured_does_not_retrace():
     outside = wa.asarray(ONES) * 3
     f = wa.jit(lambda x: x + outside)
@@ -93,7 +106,7 @@ def test_any_pytree_goes_in_and_out():
     assert repr(graph).splitlines() == [
         "a: f32[2,3]  b: f32[]",
         "c = add a b",
-        "out c: f32[2,3]",
+        "out c: f32[2,3]  a: f32[2,3]",
     ]
 
 

@@ -1,8 +1,9 @@
 """The text form of a graph: a line an operation, names in order, attention in words. Equal graphs give equal text."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
 from wgattn._dtypes import short_name
 from wgattn._kernels.attention.problem import Bound, Call, Clause, scale_of
@@ -41,10 +42,14 @@ INDENT = "  "
 AXES = {"query": "BTNH", "key": "BSKH", "value": "BSKH"}
 
 
-def as_text(graph: Graph, donated: Collection[int] | None = None) -> str:
+Result = tuple[str, Any]  # ("computed", number of an output), ("argument", its number) or ("value", Aval)
+
+
+def as_text(graph: Graph, donated: Collection[int] | None = None, results: Sequence[Result] | None = None) -> str:
     """The graph in words, lines folded where a terminal is narrow.
 
-    With `donated`, the numbers of donated arguments, it says which caches are written in place.
+    With `donated`, the numbers of donated arguments, it says which caches are written in place. `results` are those of
+    a function, where they are not the graph's outputs in turn: some may be arguments, or values that nothing computes.
 
     Example:
         a: f16[2,1024,8,64]
@@ -62,13 +67,22 @@ def as_text(graph: Graph, donated: Collection[int] | None = None) -> str:
     lines = _wrapped([inputs[index] for index in sorted(inputs)], "  ", "", width)
     for n, node in enumerate(graph.nodes):
         if not isinstance(node.operation, Input | Constant):
-            results = ", ".join(names[n, result] for result in range(len(node.avals)))
+            made = ", ".join(names[n, result] for result in range(len(node.avals)))
             words = _operation(graph, node, names)
             if in_place is not None and any(True for _ in storage(node)):
                 words.append(_where_written(graph, n, names, in_place))
-            lines += _wrapped(words, "  ", f"{results} = ", width)
+            lines += _wrapped(words, "  ", f"{made} = ", width)
     outputs = [f"{_used(graph, use, names)}: {describe(graph.aval(use))}" for use in graph.outputs]
+    if results is not None:
+        outputs = [_result(*each, outputs, inputs) for each in results]
     return "\n".join(lines + _wrapped(outputs, "  ", "out ", width))
+
+
+def _result(kind: str, which: Any, outputs: list[str], inputs: dict[int, str]) -> str:
+    """A function's result in words. An argument that nothing reads has lost its name in a fused graph."""
+    if kind == "computed":
+        return outputs[which]
+    return inputs.get(which, f"argument {which}") if kind == "argument" else f"value: {describe(which)}"
 
 
 def side_by_side(left: str, right: str, titles: tuple[str, str] = ("recorded", "fused")) -> str:
