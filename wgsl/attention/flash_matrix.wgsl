@@ -220,7 +220,8 @@ fn flash_matrix(
     total_{{ r }} += {{ steps.other_half("total_%d" % r) }};
 %% endfor
 %% if problem.empty_rows == "mean"
-    // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once.
+    // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once, by all threads.
+{% set shares = [WORKGROUP // VALUE_CHUNKS, 8] | min or 1 %}
 %% for r in blocks
     if (there_{{ r }} && ends_as_mean(b, t_{{ r }}, total_{{ r }})) {
         atomicStore(&some_end_as_mean, 1u);
@@ -228,8 +229,17 @@ fn flash_matrix(
 %% endfor
     workgroupBarrier();
     if (atomicLoad(&some_end_as_mean) != 0u) {
+        for (var i = thread; i < {{ shares * VALUE_CHUNKS }}u; i += WORKGROUP) {
+            value_tile[i] = bitcast<vec4u>(share_for_mean(part, b, k, i % VALUE_CHUNKS, i / VALUE_CHUNKS, {{ shares }}u));
+        }
+    }
+    workgroupBarrier();
+    if (atomicLoad(&some_end_as_mean) != 0u) {
         for (var chunk = thread; chunk < VALUE_CHUNKS; chunk += WORKGROUP) {
-            value_sums[chunk] = sum_for_mean(part, b, k, chunk);
+            value_sums[chunk] = vec4f();
+            for (var share = 0u; share < {{ shares }}u; share++) {
+                value_sums[chunk] += bitcast<vec4f>(value_tile[share * VALUE_CHUNKS + chunk]);
+            }
         }
     }
     workgroupBarrier();

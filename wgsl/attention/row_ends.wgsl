@@ -59,15 +59,15 @@ fn natural_log(top: f32, total: f32) -> f32 {
 }
 
 %% if problem.empty_rows == "mean" and "value" not in UNBUFFERED
-// Elements 4 · chunk … of the sum of V over keys [first, end); eight keys a turn, since Mesa counts loop turns.
-fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32) -> vec4f {
+// Elements 4 · chunk … of the sum of V over keys [first, end), of every `step` the first eight. Eight a turn, since Mesa
+// counts loop turns, and without a branch, so that their reads wait together.
+fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32, step: u32) -> vec4f {
     var sum = vec4f();
-    for (var s = first; s < end; s += 8u) {
+    for (var s = first; s < end; s += step) {
         var eight = vec4f();
         for (var i = 0u; i < 8u; i++) {
-            if (s + i < end) {
-                eight += load_value(value_row(b, key_slot(b, s + i), k), chunk);
-            }
+            let four = load_value(value_row(b, key_slot(b, min(s + i, end - 1u)), k), chunk);
+            eight += select(vec4f(), four, s + i < end);
         }
         sum += eight;
     }
@@ -89,11 +89,16 @@ fn ends_as_mean(b: u32, t: u32, total: f32) -> bool {
 %% if problem.empty_rows == "mean" and "value" not in UNBUFFERED
 // What such a row needs: the sum of V over all keys, or over a part's, which hands on its share.
 fn sum_for_mean(part: u32, b: u32, k: u32, chunk: u32) -> vec4f {
+    return share_for_mean(part, b, k, chunk, 0u, 1u);
+}
+
+// One of the `shares` that several threads make of it.
+fn share_for_mean(part: u32, b: u32, k: u32, chunk: u32, share: u32, shares: u32) -> vec4f {
 %% if PARTIAL
     let first = parameters.key_first + part * parameters.part_keys;
-    return value_sum(b, k, chunk, first, min(first + parameters.part_keys, parameters.key_end));
+    return value_sum(b, k, chunk, first + 8u * share, min(first + parameters.part_keys, parameters.key_end), 8u * shares);
 %% else
-    return value_sum(b, k, chunk, 0u, parameters.S);
+    return value_sum(b, k, chunk, 8u * share, parameters.S, 8u * shares);
 %% endif
 }
 
