@@ -90,31 +90,6 @@ fn flash_matrix(
     matrix_lane = thread % 32u;
 %% endif
 
-    // Q, as many rows at a time as there is room for.
-%% for r in blocks
-%% for c in query_steps
-    var q_{{ r }}_{{ c }} = {{ matrices.type("right") }}();
-%% endfor
-%% endfor
-    for (var first = 0u; first < TILE_Q; first += TILE_K) {
-        workgroupBarrier();
-        for (var i = thread; i < TILE_K * HEAD_EIGHTS; i += WORKGROUP) {
-            let staged = i / HEAD_EIGHTS;
-            let chunk = i % HEAD_EIGHTS;
-            let t = t_first + (first + staged) / HEADS;
-            let n = n_first + (first + staged) % HEADS;
-            {{ tiles.stage("query", "t <= t_last && n <= n_last", "query_row(b, t, n)", "position_of(b, t)", "staged") }}
-        }
-        workgroupBarrier();
-%% for r in blocks
-        if ((from_row + {{ 16 * r }}u) / TILE_K == first / TILE_K) {
-%% for c in query_steps
-            q_{{ r }}_{{ c }} = {{ matrices.load("right", "key_tile", "(from_row + %du - first) * KEY_PITCH + %du" % (16 * r, 2 * c), "KEY_PITCH", "col_major") }};
-%% endfor
-        }
-%% endfor
-    }
-
     let scale = query_scale(b);
     let from_key = parameters.key_first + part * parameters.part_keys;
     let to_key = min(from_key + parameters.part_keys, parameters.key_end);
@@ -129,26 +104,6 @@ fn flash_matrix(
 %% if problem.segments
     let q_ids = query_segment_range(b, t_first, t_last);
 %% endif
-%% for r in blocks
-    let t_{{ r }} = t_first + (from_row + {{ 16 * r }}u + row) / HEADS;
-    let n_{{ r }} = n_first + (from_row + {{ 16 * r }}u + row) % HEADS;
-    let there_{{ r }} = t_{{ r }} <= t_last && n_{{ r }} <= n_last;
-    let kept_{{ r }} = kept_keys(b, min(t_{{ r }}, t_last));
-    var top_{{ r }} = MASKED;
-    var high_{{ r }} = MASKED;
-    var total_{{ r }} = 0.0;
-%% for c in value_steps
-    var o_{{ r }}_{{ c }} = {{ matrices.zero() }};
-%% endfor
-%% for t in key_blocks
-    var s_{{ r }}_{{ t }} = {{ matrices.zero() }};
-%% endfor
-%% for i in fours
-    var x_{{ r }}_{{ i }} = vec4f(MASKED);
-%% endfor
-%% endfor
-    var four = vec4f();
-    var started = false;
 %% if unit
     // Where row 0 of this head would lie, and how far one is from the next, in words of eight elements.
     let key_base = key_row(b, 0u, k) / 8u;
@@ -176,13 +131,55 @@ fn flash_matrix(
 %% else
     var next = tile + TILE_K;
 %% endif
-    // The logits of the first step: its keys lie where those of a next tile do.
+
+    // Q, as many rows a turn as there is room for. All reads of Q and of the first tile are made at once: each would be
+    // waited for.
+    {{ tiles.fetch_query() }}
     {{ tiles.fetch_key("tile", "tile", "tile + TILE_K") }}
+    {{ tiles.fetch_value("tile") }}
+%% for r in blocks
+%% for c in query_steps
+    var q_{{ r }}_{{ c }} = {{ matrices.type("right") }}();
+%% endfor
+%% endfor
+%% for turn in range(tiles.query_turns)
+    workgroupBarrier();
+    {{ tiles.put_query(turn) }}
+    workgroupBarrier();
+%% for r in blocks
+    if ((from_row + {{ 16 * r }}u) / TILE_K == {{ turn }}u) {
+%% for c in query_steps
+        q_{{ r }}_{{ c }} = {{ matrices.load("right", "key_tile", "(from_row + %du) %% TILE_K * KEY_PITCH + %du" % (16 * r, 2 * c), "KEY_PITCH", "col_major") }};
+%% endfor
+    }
+%% endfor
+%% endfor
+
+%% for r in blocks
+    let t_{{ r }} = t_first + (from_row + {{ 16 * r }}u + row) / HEADS;
+    let n_{{ r }} = n_first + (from_row + {{ 16 * r }}u + row) % HEADS;
+    let there_{{ r }} = t_{{ r }} <= t_last && n_{{ r }} <= n_last;
+    let kept_{{ r }} = kept_keys(b, min(t_{{ r }}, t_last));
+    var top_{{ r }} = MASKED;
+    var high_{{ r }} = MASKED;
+    var total_{{ r }} = 0.0;
+%% for c in value_steps
+    var o_{{ r }}_{{ c }} = {{ matrices.zero() }};
+%% endfor
+%% for t in key_blocks
+    var s_{{ r }}_{{ t }} = {{ matrices.zero() }};
+%% endfor
+%% for i in fours
+    var x_{{ r }}_{{ i }} = vec4f(MASKED);
+%% endfor
+%% endfor
+    var four = vec4f();
+    var started = false;
+    // The logits of the first step: its keys lie where those of a next tile do.
     workgroupBarrier();
     {{ tiles.put_key("tile", "tile") }}
     workgroupBarrier();
     {{ tiles.fetch_key("tile", "next", "next + STEP_K") }}
-    {{ tiles.fetch_value("tile") }}
     if ({{ steps.own("tile") }}) {
 {{ steps.products(STEP_K * (STEPS - 1)) }}
 {{ steps.logits("tile", "ids") }}

@@ -1,4 +1,6 @@
 {# Macros: how flash_matrix brings rows into workgroup memory. Import it with its context. #}
+{# Q is staged where K is, TILE_K rows a turn. #}
+{% set query_turns = (TILE_Q + TILE_K - 1) // TILE_K %}
 
 {# How eight numbers become a word of four, each of two float16. #}
 {% macro packing() -%}
@@ -35,6 +37,47 @@ fn coarse(x: vec4f) -> vec4f {
             key_tile[{{ to_row }} * KEY_PITCH + HEAD_EIGHTS + chunk] = eight(low - coarse(low), high - coarse(high));
 %% else
             key_tile[{{ to_row }} * KEY_PITCH + chunk] = eight(low, high);
+%% endif
+{% endmacro %}
+
+{# Q into registers, all of it. What lies past the last row or head is that one again: a branch would wait for what is
+   read in it. #}
+{% macro fetch_query() %}
+%% if unit
+%% for turn in range(query_turns)
+%% for i in range(KEY_PIECES)
+    var query_{{ turn }}_{{ i }} = vec4u();
+    {
+        let i = thread + {{ i }}u * WORKGROUP;
+        let row = {{ turn }}u * TILE_K + i / HEAD_EIGHTS;
+        let chunk = i % HEAD_EIGHTS;
+        let at = query_row(b, min(t_first + row / HEADS, t_last), min(n_first + row % HEADS, n_last));
+        query_{{ turn }}_{{ i }} = eight(load_query(at, 2u * chunk), load_query(at, 2u * chunk + 1u));
+    }
+%% endfor
+%% endfor
+%% endif
+{% endmacro %}
+{# Those of one turn into key_tile, from registers, or element by element from storage. #}
+{% macro put_query(turn) %}
+%% if unit
+%% for i in range(KEY_PIECES)
+%% if (i + 1) * WORKGROUP > TILE_K * HEAD_EIGHTS
+    if (thread + {{ i }}u * WORKGROUP < TILE_K * HEAD_EIGHTS)
+%% endif
+    {
+        let i = thread + {{ i }}u * WORKGROUP;
+        key_tile[i / HEAD_EIGHTS * KEY_PITCH + i % HEAD_EIGHTS] = query_{{ turn }}_{{ i }};
+    }
+%% endfor
+%% else
+    for (var i = thread; i < TILE_K * HEAD_EIGHTS; i += WORKGROUP) {
+        let staged = i / HEAD_EIGHTS;
+        let chunk = i % HEAD_EIGHTS;
+        let t = t_first + ({{ turn }}u * TILE_K + staged) / HEADS;
+        let n = n_first + ({{ turn }}u * TILE_K + staged) % HEADS;
+        {{ stage("query", "t <= t_last && n <= n_last", "query_row(b, t, n)", "position_of(b, t)", "staged") }}
+    }
 %% endif
 {% endmacro %}
 
