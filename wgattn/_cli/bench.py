@@ -107,26 +107,30 @@ def markdown_lines(report: Report) -> list[str]:
     """The ceilings, the goals, and the rows as Markdown tables, for documents and issues."""
     lines = [f"{report.device}, {report.provider}: {ceilings_line(report.ceilings)}.", ""]
     lines += ["| goal | asked | measured | of it |", "|---|---|---|---|"]
-    lines += [f"| {' | '.join(goal_cells(outcome))} |" for outcome in outcomes(report)]
+    lines += [_cells(*goal_cells(outcome)) for outcome in outcomes(report)]
     lines += ["", "| call | variant | median | rate | share | beside | error |", "|---|---|---|---|---|---|---|"]
     for row in report.rows:
         beside = "<br>".join([*_ratios(row), *_figures(row)]) if not row.failed else f"failed: {row.failed}"
         median = "" if row.median_s is None else duration(row.median_s)
         share = "" if row.share is None else f"{row.share:.0%} of {row.ceiling}"
         error = "" if row.error is None else f"{row.error:.1e}"
-        cells = row.shape, f"`{row.variant}`" if row.variant else "", median, rate(row), share, beside, error
-        lines.append(f"| {' | '.join((f'{row.command}: {cells[0]}', *cells[1:]))} |")
+        variant = f"`{row.variant}`" if row.variant else ""
+        lines.append(_cells(row.call, variant, median, rate(row), share, beside, error))
     return lines
+
+
+def _cells(*texts: str) -> str:
+    """A row of a Markdown table, whatever an error's text holds."""
+    return f"| {' | '.join(' '.join(text.split()).replace('|', '&#124;') for text in texts)} |"
 
 
 def goal_cells(outcome: Outcome) -> tuple[str, str, str, str]:
     """A goal in words: what, how much is asked, how much was measured, and which part of what is asked that is."""
     goal, value = outcome.goal, outcome.value
-    what = goal.of.removesuffix("_s").removesuffix("_bytes").removesuffix("_gbps").replace("_", " ")
     asked = f"{'≤' if goal.at_most else '≥'} {_goal_amount(goal, goal.asked)}"
     measured = outcome.reason if value is None else _goal_amount(goal, value)
     part = "" if outcome.reached is None else "met" if outcome.reached >= 1 else f"{outcome.reached:.2f}"
-    return f"{outcome.call}: {what}", asked, measured, part
+    return f"{outcome.call}: {figure(goal.of)}", asked, measured, part
 
 
 def _goal_amount(goal: Goal, value: float) -> str:
@@ -203,6 +207,11 @@ def rate(row: Row) -> str:
     return "" if row.gbps is None else f"{row.gbps:,.3g} GB/s"
 
 
+def figure(name: str) -> str:
+    """The name of a figure in words, without its unit."""
+    return name.removesuffix("_s").removesuffix("_bytes").removesuffix("_gbps").replace("_", " ")
+
+
 def amount(name: str, value: float) -> str:
     """A figure in the unit that its name ends with."""
     if name.endswith("_s"):
@@ -230,9 +239,7 @@ def _off(error: float) -> str:
 
 
 def _figures(row: Row) -> list[str]:
-    return [
-        f"{name.removesuffix('_s').removesuffix('_bytes')} {amount(name, value)}" for name, value in row.figures.items()
-    ]
+    return [f"{figure(name)} {amount(name, value)}" for name, value in row.figures.items()]
 
 
 def _draw(report: Report, path: Path | None) -> None:

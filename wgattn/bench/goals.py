@@ -134,7 +134,6 @@ def _outcome(goal: Goal, rows: Sequence[Row]) -> Outcome:
     row = next((row for row in rows if goal.serves(row)), None)
     if row is None:
         return Outcome(goal, f"{goal.command} {goal.call}", None, "not in this report")
-    call = f"{row.command} {row.shape}" if row.name.startswith(row.command) else f"{row.name}, {row.shape}"
     if row.failed:
-        return Outcome(goal, call, None, f"failed: {row.failed}")
-    return Outcome(goal, call, goal.value(row), "" if goal.value(row) is not None else "it was not there")
+        return Outcome(goal, row.call, None, f"failed: {row.failed}")
+    return Outcome(goal, row.call, goal.value(row), "" if goal.value(row) is not None else "it was not there")

@@ -45,6 +45,11 @@ class Row:
     seconds: float = 0.0  # that the row took, all in all
 
     @property
+    def call(self) -> str:
+        """What was timed, in words that no other row has."""
+        return f"{self.command} {self.shape}" if self.name.startswith(self.command) else f"{self.name}, {self.shape}"
+
+    @property
     def ratios(self) -> dict[str, float]:
         """How many times as fast the row is as each peer."""
         if self.median_s is None:
