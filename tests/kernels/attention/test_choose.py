@@ -129,17 +129,25 @@ def test_larger_tiles_where_there_is_room() -> None:
     assert least.dims < most.dims
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_smaller_tiles_where_rows_are_few(head_dim: int) -> None:
+@pytest.mark.parametrize(("head_dim", "most"), [(64, 3168), (128, 2112)])
+def test_smaller_tiles_where_rows_are_few(head_dim: int, most: int) -> None:
     """So that a large GPU has a workgroup for each of its multiprocessors; what was tuned for one says nothing of the
     other."""
-    few, many = (problem_of(FULL, T=T, H=head_dim, Hv=head_dim, query=float16, cache=float16) for T in (2048, 2049))
+    few, many = (problem_of(FULL, T=T, H=head_dim, Hv=head_dim, query=float16, cache=float16) for T in (most, most + 1))
     assert (few.small, many.small) == (True, False)
     tiles = [flash_matrix.tile_of(problem, UNITS) for problem in (few, many)]
     assert [tile and tile.rows for tile in tiles] == [64, 128]
     tuned = replace(UNITS, tuned=((f"flash_matrix_h{head_dim}_small", 3),))
     assert flash_matrix.tile_of(few, tuned) == flash_matrix.TILES[3]
     assert flash_matrix.tile_of(many, tuned) == tiles[1]
+
+
+@pytest.mark.parametrize(("T", "S", "small"), [(256, 2047, True), (256, 2048, False), (64, 4096, True)])
+def test_many_keys_are_split_for_large_tiles(T: int, S: int, small: bool) -> None:
+    """Large tiles read keys less often, and parts of the keys fill the device as well as small tiles do."""
+    shapes = {name: (1, 1, S if name in ("key", "value") else T, 8, 128) for name in ("query", "key", "value", "out")}
+    operands = {name: Operand(float16, shape, natural_strides(shape)) for name, shape in shapes.items()}
+    assert describe(FULL, operands).small == small
 
 
 def test_rows_are_reduced_by_shuffles_where_subgroups_are_wide_enough() -> None:

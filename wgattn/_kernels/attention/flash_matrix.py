@@ -85,17 +85,15 @@ TILES = (
     Tile(1, 16),
 )
 MOST_REGISTERS = 208  # of 255 that a lane may have
-SPLIT_KEYS, FEW_SPLIT_KEYS, SIZE = 512, 128, 4  # how keys are split, those of few rows too: see splits_for
+SPLIT_KEYS, FEW_SPLIT_KEYS = 512, 128  # how keys are split, those of few rows too: see splits_for
 
 
 def tile_of(problem: AttentionProblem, profile: DeviceProfile) -> Tile | None:
-    """The first tile that fits the device, or None; where rows are few, the first of as few. Tuned by
-    `flash_matrix_h64` and so on, a place in TILES."""
+    """The first tile that fits the device, or None; where rows are few, the first of 64. Tuned by `flash_matrix_h64`
+    and so on, a place in TILES."""
     fitting = _fitting(problem, profile)
     tiles = list(fitting.values())
-    if problem.queries == "few":
-        tiles = [tile for tile in tiles if tile.rows <= 2 * SIDE] or tiles[-1:]
-    elif problem.small:
+    if problem.queries == "few" or problem.small:
         tiles = [tile for tile in tiles if tile.rows == 4 * SIDE] or tiles
     return fitting.get(profile.constant(tuned_name(name, problem)), tiles[0] if tiles else None)
 
@@ -225,7 +223,7 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         tile.rows,
         _max_keys(problem, tile, profile),
         FEW_SPLIT_KEYS if problem.queries == "few" else SPLIT_KEYS,
-        SIZE,
+        tile.subgroups,
     )
 
 
