@@ -136,6 +136,9 @@ def test_first_call_memory_and_cached_call() -> None:
     assert cached.median_s == pytest.approx(cached.figures["by_hand_s"] + cached.figures["over_s"])
     step = cached_step_row("paged", replace(SMALL, T=1, S=64), 5)
     assert step.median_s == pytest.approx(step.figures["by_hand_s"] + step.figures["over_s"])
+    for row in (first, cached, step):
+        assert row.error is not None
+        assert row.error < 2e-5
     memory = memory_row("forward", SMALL)
     assert memory.figures["grown_bytes"] == 0
     assert memory.figures["beyond_bytes"] < memory.figures["given_bytes"] * 4

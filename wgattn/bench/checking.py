@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wgattn._errors import ValidationError
 from wgattn._reference import Tolerance, attention, tolerance
 from wgattn._reference_cache import dequantise, quantise
 from wgattn._reference_gradient import attention_gradient
@@ -30,6 +31,16 @@ class Right:
             for result, part, value in zip(results, self.parts, self.values, strict=True)
         ]
         return max(each.most for each in found), all(each.ok for each in found)
+
+    def check(self, what: str, results: tuple[np.ndarray, ...]) -> float:
+        """The error of wgattn's own results. Raises ValidationError where they are off: then nothing is timed."""
+        error, ok = self.error(results)
+        if not ok:
+            raise ValidationError(
+                f"{what} is off by {error:.3g} (at most {self.allowed.most:.3g}): nothing is timed. "
+                "`wgattn validate` checks the adapter; please report this with `wgattn info --json`"
+            )
+        return error
 
 
 def forward(workload: Workload, arrays: dict[str, np.ndarray], logits: int = LOGITS) -> Right:

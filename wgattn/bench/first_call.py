@@ -13,6 +13,7 @@ import numpy as np
 
 import wgattn
 from wgattn import _runtime
+from wgattn.bench import checking
 from wgattn.bench.attention import Told
 from wgattn.bench.calls import Ours, forward
 from wgattn.bench.report import Row
@@ -27,13 +28,14 @@ EMPTY_CACHES = {  # drivers keep compiled shaders on disk
 MOST_SECONDS = 300  # that a process may take
 ENQUEUED = 16  # calls that are told to the device before it is waited for: as many for whatever is compared
 RENEWED = 4  # calls after which a new cache's buffers come back, with the bind groups that are kept for them
+FIRST = 8  # tokens that are in a cache before the steps that are timed
 SAMPLES = 7  # in a round: host calls are short, and now and then others use the same cores
 
 
 def first_call_row(name: str, workload: Workload, processes: int, done: Told = str) -> Row:
     """Seconds of the first call in a process that has a device and has run another kernel; drivers' caches are empty.
 
-    The median of so many processes. Raises WgattnError where one fails.
+    The median of so many processes. Raises WgattnError where one fails, as it does where the result is off.
     """
     command = [sys.executable, "-m", "wgattn.bench.first_call", json.dumps(asdict(workload))]
     found = []
@@ -47,7 +49,8 @@ def first_call_row(name: str, workload: Workload, processes: int, done: Told = s
         found.append(json.loads(ran.stdout.splitlines()[-1]))
     seconds = float(np.median([each["seconds"] for each in found]))
     figures = {"second_call_s": float(np.median([each["second"] for each in found]))}
-    return Row("compile", name, workload.name, found[0]["variant"], seconds, figures=figures)
+    error = max(each["error"] for each in found)
+    return Row("compile", name, workload.name, found[0]["variant"], seconds, figures=figures, error=error)
 
 
 def cached_call_row(workload: Workload, rounds: int, done: Told = str) -> Row:
@@ -55,10 +58,11 @@ def cached_call_row(workload: Workload, rounds: int, done: Told = str) -> Row:
 
     By hand: bind groups, an encoder, its passes and a submit, of objects that are all there. `over_s` is the rest.
     """
-    ours = forward(workload, workload.arrays())
-    ours.call()
+    arrays = workload.arrays()
+    ours = forward(workload, arrays)
+    error = checking.forward(workload, arrays).check(ours.variant, (np.asarray(ours.call()),))
     jitted = _enqueued(lambda: ours.function(*ours.arguments))
-    return _host_cost("a call that is cached", workload.name, ours, jitted, rounds, done)
+    return replace(_host_cost("a call that is cached", workload.name, ours, jitted, rounds, done), error=error)
 
 
 def cached_step_row(layout: Literal["dense", "paged"], workload: Workload, rounds: int, done: Told = str) -> Row:
@@ -66,11 +70,17 @@ def cached_step_row(layout: Literal["dense", "paged"], workload: Workload, round
 
     A cache's first steps, which make bind groups for its buffers, are not among those that are timed.
     """
-    new = [wgattn.device_put(x[:, :1]) for x in workload.arrays().values()]
+    query, *tokens = (x[:, :1] for x in workload.arrays().values())
+    new = [wgattn.device_put(x) for x in (query, *tokens)]
     step = wgattn.jit(_append_and_attend, donate_argnums=0)
     state = [_with_room(workload, layout)]
-    state[0], _ = step(state[0], *new)
+    state[0], out = step(state[0], *new)
     ours = Ours(step, (state[0], *new), step.lower(state[0], *new).compile())
+    whole = [np.concatenate([old, x], axis=1) for old, x in zip(_first_tokens(workload), tokens, strict=True)]
+    right = checking.forward(
+        replace(workload, T=1, S=FIRST + 1, causal=False), {"query": query, "key": whole[0], "value": whole[1]}
+    )
+    error = right.check(ours.variant, (np.asarray(out),))
 
     def call() -> None:
         state[0], _ = step(state[0], *new)
@@ -80,7 +90,8 @@ def cached_step_row(layout: Literal["dense", "paged"], workload: Workload, round
         for _ in range(RENEWED):
             call()
 
-    return _host_cost(f"append and attend, {layout}", workload.name, ours, _enqueued(call, renew), rounds, done)
+    row = _host_cost(f"append and attend, {layout}", workload.name, ours, _enqueued(call, renew), rounds, done)
+    return replace(row, error=error)
 
 
 def _append_and_attend(cache: wgattn.KVCache, query: Any, key: Any, value: Any) -> Any:
@@ -93,8 +104,12 @@ def _with_room(workload: Workload, layout: Literal["dense", "paged"]) -> wgattn.
     made = wgattn.KVCache.create(
         workload.B, workload.S, workload.K, workload.H, workload.Hv, dtype=DTYPES[workload.dtype], layout=layout
     )
-    key, value = (x[:, :8] for x in (workload.arrays()["key"], workload.arrays()["value"]))
-    return made.append(key, value).reserve(RENEWED + ENQUEUED)
+    return made.append(*_first_tokens(workload)).reserve(RENEWED + ENQUEUED)
+
+
+def _first_tokens(workload: Workload) -> list[np.ndarray]:
+    """Keys and values that are in the cache before the first step."""
+    return [workload.arrays()[name][:, :FIRST] for name in ("key", "value")]
 
 
 def _host_cost(name: str, shape: str, ours: Ours, jitted: Sampler, rounds: int, done: Told) -> Row:
@@ -143,13 +158,14 @@ def _measure(workload: Workload) -> dict[str, object]:
     static = workload.static
     attend = wgattn.jit(lambda q, k, v: wgattn.nn.dot_product_attention(q, k, v, **static))
     _runtime.wait()
-    seconds = []
+    seconds, out = [], None
     for _ in range(2):
         start = time.perf_counter()
-        attend(*arrays).block_until_ready()
+        out = attend(*arrays).block_until_ready()
         seconds.append(time.perf_counter() - start)
     variant = " + ".join(attend.lower(*arrays).compile().variants)
-    return {"seconds": seconds[0], "second": seconds[1], "variant": variant}
+    error = checking.forward(workload, workload.arrays()).check(variant, (np.asarray(out),))
+    return {"seconds": seconds[0], "second": seconds[1], "variant": variant, "error": error}
 
 
 if __name__ == "__main__":
