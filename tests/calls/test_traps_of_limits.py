@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 import wgattn
 from wgattn import UnsupportedError, nn
-from wgattn._kernels.attention.launches import MOST_WORK
+from wgattn._kernels.attention.launches import MOST_WORK, most_work
 from wgattn._run import fused
 from wgattn._runtime.profile import DeviceProfile, Limits
 from wgattn._runtime.program import BufferSlot, CopyBuffer, Dispatch, Program, Range
@@ -113,6 +113,18 @@ def test_a_long_call_is_several_dispatches(profile: DeviceProfile):
     assert (parts > 1) == (len(found) < len(commands))
     short = planned(plain, [(4, 4096, 16, 64)] * 2, np.float16, LARGE).commands
     assert len([c for c in short if isinstance(c, Dispatch)]) == 1
+
+
+def test_dispatches_of_a_weak_device_are_shorter():
+    """A GPU that multiplies a hundredth as fast as a large one, clocks being low when it was measured"""
+    assert most_work(replace(LARGE, multiply_adds=1e13)) == most_work(LARGE) == MOST_WORK["discrete"]
+    assert most_work(replace(CPU, multiply_adds=1e11)) is None
+    weak, shapes = replace(LARGE, multiply_adds=1e11), [(1, 65_536, 16, 64)] * 2
+    most = most_work(weak)
+    assert most is not None
+    assert 0.1 < most * 2 / (weak.multiply_adds / 4) < 3, "seconds of a kernel with a quarter of its rate"
+    found = [c for c in planned(plain, shapes, np.float16, weak).commands if isinstance(c, Dispatch)]
+    assert len(found) >= 2**32 * 16 * 128 / most
 
 
 @pytest.mark.parametrize("profile", [LARGE, MINIMUM], ids=lambda given: given.name)

@@ -176,6 +176,15 @@ def test_the_loss_of_another_device_is_nothing_to_ours():
     """)
 
 
+def test_what_stands_in_for_a_gpu_is_timed():
+    """So that a weak one is not given dispatches that its driver takes for a hang."""
+    run_alone("""
+        rt.use_profile_override(kind="discrete")
+        assert 1e8 < rt.current_profile().multiply_adds < 1e13
+    """)
+    run_alone("assert rt.current_profile().multiply_adds == 0.0 or not rt.current_profile().is_cpu")
+
+
 def test_the_minimum_device():
     run_alone(
         """

@@ -20,6 +20,7 @@ from .profile import DeviceProfile, Limits
 from .program import TextureFormat
 from .provider import AdapterInfo, Kind, Provider
 from .selftest import check_barriers, probe_subgroups
+from .speed import multiply_adds
 
 LIMIT_NAMES = {
     "storage_buffers": "max-storage-buffers-per-shader-stage",
@@ -87,6 +88,8 @@ class Device:
             least, most = provider.subgroup_least(adapter, size), provider.subgroup_most(adapter, size)
             on_cpu = {"subgroup_size": size} if info.kind == "cpu" else {}
             self.profile = replace(self.profile, subgroup_least=least, subgroup_most=most, **on_cpu)
+        if not self.profile.is_cpu:
+            self.profile = replace(self.profile, multiply_adds=multiply_adds(self))
         if override == ProfileOverride():  # a stand-in for another device is not the one that was tuned
             self.profile = replace(self.profile, tuned=tuned.constants_for(self.profile))
 

@@ -37,6 +37,7 @@ class DeviceProfile:
     subgroups: bool = False
     f16: bool = False
     timestamps: bool = False
+    multiply_adds: float = 0.0  # operations a second of a GPU, when it was made; 0: not measured
     matrix: tuple[str, ...] = ()  # subgroup matrix configurations, e.g. "f16-f32-16x16x16"
     limits: Limits = field(default_factory=Limits)
     tuned: Tuned = ()  # in place of the built-in rules' own

@@ -11,10 +11,11 @@ from wgattn._kernels.compose import compose
 from wgattn._kernels.kernel import Binding, Parameters, Variant, fold_workgroups
 from wgattn._kernels.matrices import LANES, is_emulated, matrix_features, supports_matrices
 from wgattn._runtime import BufferSlot, Dispatch, Program, Range, Shader, TextureSlot, wgsl_root
+from wgattn._runtime.speed import products
 from wgattn.bench.timing import SAMPLE, Sampler, by_wall, medians
 
 GPU_SAMPLE = 0.02  # seconds that a GPU works on one submit: a short one after a pause measures an idle clock
-TURNS = 512  # of the loop in fma.wgsl, each with 16 products of four numbers
+TURNS = 512  # of the loop of products
 READ_BLOCK = 256 * 16 * 16  # bytes that a workgroup of read.wgsl reads
 TEXTURE = 2048  # texels a side
 
@@ -65,7 +66,7 @@ def ceilings(profile: _runtime.DeviceProfile, rounds: int = 5, warm_up: float = 
             why = str(error)
     textures = profile.is_cpu and profile.limits.texture_2d >= TEXTURE
     return Ceilings(
-        fma=max(rate(_products(threads, fused)) for fused in (1, 0)),
+        fma=max(rate(Probe(*products(threads, TURNS, fused))) for fused in (True, False)),
         reads=rate(_reads(nbytes // READ_BLOCK)),
         matrix=matrix,
         texture_reads=rate(_texture_reads()) if textures else None,
@@ -99,12 +100,6 @@ def repeated(
         _runtime.wait()
 
     return by_wall(call) if profile.is_cpu or not profile.timestamps else by_device
-
-
-def _products(threads: int, fused: int) -> Probe:
-    parameters = np.array([TURNS, fused], np.uint32).tobytes()
-    dispatch = Dispatch(_shader("fma", "write"), (Range(0, 0, threads * 4),), parameters, (threads // 128, 1, 1))
-    return Probe(Program((BufferSlot(threads * 4),), (), (0,), (dispatch,)), 2.0 * 4 * 16 * TURNS * threads)
 
 
 def matrix_products(profile: _runtime.DeviceProfile, workgroups: int = 2048, turns: int = 512) -> Probe:

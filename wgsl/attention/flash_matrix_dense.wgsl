@@ -1,4 +1,4 @@
-{# Logits of four keys with their bias and mask, whose reads wait together. For rows that the keys' ranges keep whole. #}
+{# Logits of four keys with their bias and mask, whose reads wait together. For rows that keep a tile's every key. #}
 %% if problem.mask
 // The mask of four keys that lie one behind the other, a byte each; the first may lie anywhere in a word.
 fn mask_of_four(at: u32) -> u32 {

@@ -1,5 +1,6 @@
 """The launches of one attention call, whichever family runs it: boxes, parts of the keys, the merge."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,13 +27,25 @@ from wgattn._kernels.kernel import (
 )
 from wgattn._runtime.profile import DeviceProfile, Tuned
 
-# Multiplications that a dispatch of a fast family may have: some half a second on a weak device of its kind, as
-# drivers give up a device that seems to hang. A CPU adapter has no such driver.
+# Multiplications that a dispatch of a fast family may have: drivers give up a device that seems to hang. A CPU adapter
+# has no such driver.
 MOST_WORK = {"discrete": 1 << 40, "unknown": 1 << 36, "integrated": 1 << 36, "cpu": None}
+# Of an operation a second that was measured: 0.3 s, with half of the operations multiplications, a quarter of them in
+# attention, and four times the clocks that an idle GPU is measured at.
+WORK_SHARE = 0.15
 BUSY_WORKGROUPS = {"discrete": 1024, "unknown": 1024, "integrated": 256, "cpu": 1}  # enough to fill a device
 SPLITS = "workgroups"  # the tuned constant in its place
 SPLIT_KEYS = 64  # a split of one query row's keys has no fewer: the merge reads every split
 NOTHING_FILLED = Filled((), {}, {}, {})
+
+
+def most_work(profile: DeviceProfile) -> int | None:
+    """How many multiplications a dispatch of a fast family may have: its kind's, or as many as a weak device has time
+    for. A power of two, so that most measurements of one device agree."""
+    most = MOST_WORK[profile.kind]
+    if most is None or not profile.multiply_adds:
+        return most
+    return min(most, 1 << math.ceil(math.log2(max(WORK_SHARE * profile.multiply_adds, 1.0))))
 
 
 def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfile, size: int = 1) -> int:
@@ -89,7 +102,7 @@ def plan_buffers(
     """
     limits = profile.limits
     keys = key_count(call, operands)
-    most_work = MOST_WORK[profile.kind]
+    most = most_work(profile)
 
     def cut(splits: int) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
         return cut_to_limits(
@@ -100,7 +113,7 @@ def plan_buffers(
             splits=splits,
             whole_groups=whole_groups,
             fits=None if textures is None else textures.fits,
-            most_work=None if most_work is None else most_work // slowness,
+            most_work=None if most is None else most // slowness,
             pooled_keys=keys if problem.paged else None,
         )
 
@@ -108,8 +121,8 @@ def plan_buffers(
     if boxes and key_spans:
         # Boxes are worked on one after another: each is to fill the device, with no more parts than have one binding.
         least_rows = problem.group if whole_groups else 1
-        most = limits.binding_bytes // (len(key_spans) * least_rows * merge.row_bytes(problem))
-        splits = max(1, min(splits_of(replace(boxes[0], s=key_spans[0])), most))
+        bound = limits.binding_bytes // (len(key_spans) * least_rows * merge.row_bytes(problem))
+        splits = max(1, min(splits_of(replace(boxes[0], s=key_spans[0])), bound))
         if splits > 1:
             boxes, key_spans = cut(splits)
     # A call with everything there is binds a residual too many for some devices: the merge writes it.

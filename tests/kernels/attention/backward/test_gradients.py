@@ -16,6 +16,7 @@ from wgattn import _reference, _runtime
 from wgattn._dtypes import bfloat16, float16, float32
 from wgattn._kernels.attention.backward import launches, matrix, plain, tiled
 from wgattn._kernels.attention.backward.choose import FAMILIES
+from wgattn._kernels.attention.launches import MOST_WORK
 from wgattn._kernels.attention.problem import Bound
 from wgattn._kernels.kernel import Launch
 from wgattn._kernels.rotation import Rope
@@ -162,13 +163,13 @@ def test_long_calls_are_cut(family: ModuleType, option: str, monkeypatch: pytest
     slowness = max(getattr(family, "SLOWNESS", launches.SLOWNESS), launches.SCORED_SLOWLY * (option == "bias"))
     for boxes in (3, 20):
         work = 2 * 6 * 70 * 41 * 32
-        monkeypatch.setitem(launches.MOST_WORK, "discrete", slowness * work // boxes)
+        monkeypatch.setitem(MOST_WORK, "discrete", slowness * work // boxes)
         compare(family, arrays, profile=profile, **options)
 
 
 @pytest.mark.parametrize("family", [tiled, plain], ids=["tiled", "plain"])
 def test_a_row_and_head_a_dispatch(family: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(launches.MOST_WORK, "discrete", 1)
+    monkeypatch.setitem(MOST_WORK, "discrete", 1)
     profile = weak(replace(_runtime.current_profile(), kind="discrete"))
     bias = np.random.default_rng(3).standard_normal((1, 4, 1, 21)).astype(np.float32)
     made = plan_of(family, *drawn(T=5, S=21, H=16), bias=bias, profile=profile)

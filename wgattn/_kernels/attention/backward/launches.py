@@ -10,7 +10,7 @@ from wgattn._kernels.attention.backward.problem import GradientProblem, sweep_ca
 from wgattn._kernels.attention.backward.statistics import delta, empty_rows, far_rows, largest
 from wgattn._kernels.attention.backward.work import Work, gather, key_heads, launch
 from wgattn._kernels.attention.boxes import Box, Span, binds, cut, cut_to_limits, whole
-from wgattn._kernels.attention.launches import MOST_WORK
+from wgattn._kernels.attention.launches import most_work
 from wgattn._kernels.attention.problem import Call
 from wgattn._kernels.attention.textures import dense_fits
 from wgattn._kernels.kernel import (
@@ -307,10 +307,10 @@ def _boxes(work: Work, sweeps: Sweeps, profile: DeviceProfile) -> tuple[tuple[Bo
             return False
         return binds(part, limits) and rows_of_part * widths.get(name, 0) * 4 <= limits.binding_bytes
 
-    most_work = MOST_WORK[profile.kind]
-    if most_work is not None:
-        most_work //= sweeps.slowness if sweep.bias is None else max(sweeps.slowness, SCORED_SLOWLY)
-    return cut_to_limits(given, limits, max_keys=sweeps.max_keys, fits=fits, most_work=most_work)
+    most = most_work(profile)
+    if most is not None:
+        most //= sweeps.slowness if sweep.bias is None else max(sweeps.slowness, SCORED_SLOWLY)
+    return cut_to_limits(given, limits, max_keys=sweeps.max_keys, fits=fits, most_work=most)
 
 
 def _first_rows(boxes: tuple[Box, ...], group: int) -> list[Box]:
