@@ -59,8 +59,8 @@ fn natural_log(top: f32, total: f32) -> f32 {
 }
 
 %% if problem.empty_rows == "mean" and "value" not in UNBUFFERED
-// Elements 4 · chunk … of the sum of V over keys [first, end), of every `step` the first eight. Eight a turn, since Mesa
-// counts loop turns, and without a branch, so that their reads wait together.
+// Elements 4 · chunk … of the sum of V over keys [first, end), of every `step` the first eight. Eight a turn, since
+// Mesa counts loop turns, and without a branch, so that their reads wait together.
 fn value_sum(b: u32, k: u32, chunk: u32, first: u32, end: u32, step: u32) -> vec4f {
     var sum = vec4f();
     for (var s = first; s < end; s += step) {
