@@ -7,14 +7,22 @@ for each UPPER_CASE number, the bindings, the parameter struct.
 """
 
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import jinja2
 
 from wgattn._kernels.kernel import Variant
+from wgattn._kernels.template_cache import TemplateCache
 from wgattn._runtime.source import wgsl_root
 
 Dialect = Literal["wgpu", "dawn"]
+SYNTAX: dict[str, Any] = {
+    "line_statement_prefix": "%%",
+    "line_comment_prefix": "%#",
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "keep_trailing_newline": True,
+}
 
 
 @lru_cache(maxsize=1024)
@@ -43,11 +51,8 @@ def compose(variant: Variant, dialect: Dialect = "wgpu") -> str:
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(wgsl_root()),
+        bytecode_cache=TemplateCache(str(SYNTAX)),
         undefined=jinja2.StrictUndefined,
-        line_statement_prefix="%%",
-        line_comment_prefix="%#",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
         autoescape=False,
+        **SYNTAX,
     )
