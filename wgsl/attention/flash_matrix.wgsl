@@ -132,11 +132,9 @@ fn flash_matrix(
     var next = tile + TILE_K;
 %% endif
 
-    // Q, as many rows a turn as there is room for. All reads of Q and of the first tile are made at once: each would be
-    // waited for.
+    // All of Q and the first keys are read at once, and waited for once. Q is then staged a few rows a turn.
     {{ tiles.fetch_query() }}
     {{ tiles.fetch_key("tile", "tile", "tile + TILE_K") }}
-    {{ tiles.fetch_value("tile") }}
 %% for r in blocks
 %% for c in query_steps
     var q_{{ r }}_{{ c }} = {{ matrices.type("right") }}();
@@ -180,6 +178,7 @@ fn flash_matrix(
     {{ tiles.put_key("tile", "tile") }}
     workgroupBarrier();
     {{ tiles.fetch_key("tile", "next", "next + STEP_K") }}
+    {{ tiles.fetch_value("tile") }}
     if ({{ steps.own("tile") }}) {
 {{ steps.products(STEP_K * (STEPS - 1)) }}
 {{ steps.logits("tile", "ids") }}
