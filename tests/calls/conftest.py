@@ -10,4 +10,4 @@ from wgattn._kernels.attention import problem
 @pytest.fixture(autouse=True)
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if zlib.crc32(request.node.nodeid.encode()) % 2:
-        monkeypatch.setattr(problem, "SMALL_ROWS", {})
+        monkeypatch.setattr(problem, "is_small", lambda *_: False)

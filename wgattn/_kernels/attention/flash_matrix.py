@@ -223,8 +223,14 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         tile.rows,
         _max_keys(problem, tile, profile),
         FEW_SPLIT_KEYS if problem.queries == "few" else SPLIT_KEYS,
-        tile.subgroups,
+        _size(problem, tile),
     )
+
+
+def _size(problem: AttentionProblem, tile: Tile) -> int:
+    """How many workgroups that decode one is worth: see splits_for. Few blocks of rows of very different length, as
+    causal ones are, are split further than fills the device."""
+    return 4 if problem.small and problem.queries != "few" else tile.subgroups
 
 
 def _tile(problem: AttentionProblem, profile: DeviceProfile) -> Tile:

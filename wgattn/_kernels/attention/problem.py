@@ -17,10 +17,10 @@ from wgattn._kernels.rotation import Rope
 
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 QueryClass = Literal["one", "few", "short", "many"]
-# Rows of all heads that leave a large GPU idle where a workgroup has 128, by the largest head dim: of workgroups with
-# 64, three or two run at once on each of its 132 multiprocessors.
-SMALL_ROWS = {80: 25344, 256: 16896}
-LONG_KEYS = 8  # times as many keys as queries, of which there are more than a small tile has: keys are split instead
+# Workgroups with 64 rows that run at once on the 132 multiprocessors of an H200: two on each, or three where rows are
+# short and of 16 bits. So many blocks of rows, of all heads, are small calls.
+BLOCK, SMALL_BLOCKS, SMALL_SHORT_BLOCKS, SHORT_DIM = 64, 264, 396, 80
+LONG_KEYS = 4  # times as many keys as queries: parts of them fill a device with larger workgroups
 
 # Operands beside query, key, value, bias and mask: small int32 or float32 arrays, gathered into the one `rows` binding.
 ROW_OPERANDS = (
@@ -110,7 +110,7 @@ class AttentionProblem:
     exact_dims: bool  # H and Hv are their classes: no element of a row is padding
     group: int  # G, query heads a key/value head
     queries: QueryClass  # T: one, few (2 to 16), short (17 to 256), many; T itself is run-time
-    small: bool  # the rows of all heads, and the keys, are so few that large tiles would leave a large GPU idle
+    small: bool  # rows, of all heads, and keys are so few that large tiles would leave a large GPU idle
     keys: KeyRange
     bias: np.dtype | None
     mask: bool
@@ -213,7 +213,7 @@ def describe(call: Call, operands: Mapping[str, Operand]) -> AttentionProblem:
         exact_dims=(padded, value_padded) == (head_dim, value_dim),
         group=query.shape[3] // key.shape[3],
         queries=query_class(query.shape[2]),
-        small=_is_small(query.shape, key_count(call, operands), max(padded, value_padded)),
+        small=is_small(query, key_count(call, operands), max(padded, value_padded)),
         keys=keys,
         bias=None if bias is None else bias.dtype,
         mask="mask" in operands,
@@ -252,10 +252,11 @@ def key_count(call: Call, operands: Mapping[str, Operand]) -> int:
     return operands["pages"].shape[-1] * call.page_size
 
 
-def _is_small(query: tuple[int, ...], keys: int, dims: int) -> bool:
-    T = query[2]
-    most = next((rows for most_dim, rows in SMALL_ROWS.items() if dims <= most_dim), 0)
-    return math.prod(query[:4]) <= most and (T <= 64 or keys < LONG_KEYS * T)
+def is_small(query: Operand, keys: int, dims: int) -> bool:
+    """Whether workgroups of more than BLOCK rows would be empty in part, or too few for a large GPU."""
+    b0, b1, T, N, _ = query.shape
+    most = SMALL_SHORT_BLOCKS if dims <= SHORT_DIM and query.itemsize == 2 else SMALL_BLOCKS
+    return T <= BLOCK or (b0 * b1 * N * -(-T // BLOCK) <= most and keys < LONG_KEYS * T)
 
 
 def _rope_class(rope: Rope, head_dim: int) -> Literal["half4", "half", "interleaved"]:
