@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .._errors import AdapterNotFoundError, UnsupportedError
 from .advice import install_advice
+from .wgpu_types import read_types
 
 Kind = Literal["discrete", "integrated", "cpu", "unknown"]
 KINDS: dict[str, Kind] = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "cpu"}
@@ -55,8 +56,10 @@ class Provider:
             self.module, self._extras = wgpudawn, extras
         else:
             import wgpu
+            from wgpu.backends.wgpu_native._ffi import ffi
 
             self.module = wgpu
+            read_types(ffi)
         self.subgroup_feature = "subgroups" if name == "dawn" else "subgroup"
         self.mapping_feature = "buffer-map-extended-usages" if name == "dawn" else "mappable-primary-buffers"
         self._adapters: list[Any] | None = None
