@@ -232,15 +232,13 @@ fn flash_tiled(
         }
 %% endfor
 
-        for (var first = 0u; first < TILE_K; first += STAGE_KEYS) {
+        // Stages whose keys are all past the last are left out.
+        for (var first = 0u; first < min(TILE_K, keys.y - tile); first += STAGE_KEYS) {
 %% if not EARLY
 {{ stages.read_values("first") }}
 %% endif
 %% if STAGE_KEYS < TILE_K
             if (first > 0u) {
-%% if EARLY
-{{ stages.read_values("first") }}
-%% endif
                 workgroupBarrier();
             }
 %% endif
@@ -260,6 +258,11 @@ fn flash_tiled(
             }
 %% endfor
             workgroupBarrier();
+%% if EARLY and STAGE_KEYS < TILE_K
+            if (first + STAGE_KEYS < TILE_K) {
+{{ stages.read_values("(first + STAGE_KEYS)") }}
+            }
+%% endif
             for (var turn = 0u; turn < STAGE_KEYS; turn += VALUE_TURN) {
                 let v_at = VALUES_AT + turn * VALUE_PITCH + across;
 %% for line in range(VALUE_TURN)

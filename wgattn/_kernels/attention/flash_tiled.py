@@ -21,8 +21,8 @@ class Tile:
 
     `dims`: the head dims of Q and K that are staged at a time, at most. `turn`: lines of a stage that are multiplied in
     one turn of a loop; more are faster, and take longer to compile. `early`: values are read before weights are made,
-    and places of query rows kept, where registers are left. `from_dim`, `to_dim`: the head dims that it is for, where
-    another tile fits too.
+    or while those ahead of them are multiplied, and places of query rows kept, where registers are left. `from_dim`,
+    `to_dim`: the head dims that it is for, where another tile fits too.
     """
 
     across: int
