@@ -38,7 +38,7 @@ class BoundProgram:
         self.program, self.device = program, device
         self._dispatches = [c for c in program.commands if isinstance(c, Dispatch)]
         with device.lock:
-            self._pipelines = [device.pipelines.pipeline(d.shader) for d in self._dispatches]
+            self._pipelines = device.pipelines.pipelines([d.shader for d in self._dispatches])
             self._layouts = [device.pipelines.layout(d.shader.resources) for d in self._dispatches]
         self._constants = [(slot, device.constant(content)) for slot, content in program.constants]
         self._places, self._parameters = self._upload_parameters()

@@ -1,6 +1,8 @@
 """Shaders made ready: a pipeline for each Shader in use, of which the last ones are kept, and bind group layouts."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from .._errors import UnsupportedError, WgattnError
@@ -31,15 +33,26 @@ class Pipelines:
         self._layouts: dict[tuple[Resource, ...], tuple[Any, Any]] = {}
         self._pipelines: OrderedDict[Shader, Any] = OrderedDict()
 
-    def pipeline(self, shader: Shader) -> Any:
-        """The compiled pipeline. Raises UnsupportedError for a feature that is not there, WgattnError for bad code."""
-        found = self._pipelines.get(shader)
-        if found is None:
-            found = self._pipelines[shader] = self._make(shader)
-            if len(self._pipelines) > KEPT:
-                self._pipelines.popitem(last=False)
+    def pipelines(self, shaders: Sequence[Shader]) -> list[Any]:
+        """The compiled pipelines; new ones are compiled side by side, where the library can.
+
+        Raises UnsupportedError for a feature that is not there, WgattnError for bad code.
+        """
+        wanted = dict.fromkeys(shaders)
+        new = [shader for shader in wanted if shader not in self._pipelines]
+        for shader in new:
+            self._layout(shader.resources)
+        if len(new) > 1 and self._device.provider.compiles_in_threads:
+            with ThreadPoolExecutor(len(new)) as pool:
+                made = list(pool.map(self._make, new))
         else:
+            made = [self._make(shader) for shader in new]
+        self._pipelines.update(zip(new, made, strict=True))
+        for shader in wanted:
             self._pipelines.move_to_end(shader)
+        found = [self._pipelines[shader] for shader in shaders]
+        while len(self._pipelines) > KEPT:
+            self._pipelines.popitem(last=False)
         return found
 
     def layout(self, resources: tuple[Resource, ...]) -> Any:

@@ -62,6 +62,7 @@ class Provider:
             read_types(ffi)
         self.subgroup_feature = "subgroups" if name == "dawn" else "subgroup"
         self.mapping_feature = "buffer-map-extended-usages" if name == "dawn" else "mappable-primary-buffers"
+        self.compiles_in_threads = name == "wgpu"  # Dawn compiles one after the other, whoever asks
         self._adapters: list[Any] | None = None
         # called with each error that the library can only log: a loss, or an error between two calls
         self.listener: Callable[[str], None] | None = None
