@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from wgattn._kernels.attention.inputs import bindings, constants, parameters
 from wgattn._kernels.attention.launches import enough_buffers, plan_blocks, split_candidates
 from wgattn._kernels.attention.naming import tuned_name, variant_name
-from wgattn._kernels.attention.problem import AttentionProblem, Call
+from wgattn._kernels.attention.problem import AttentionProblem, Call, key_count
 from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
 from wgattn._runtime.profile import DeviceProfile, Tuned
 
@@ -113,7 +113,8 @@ TILES = (
 MOST_REGISTERS = 160  # of 255 that a thread may have
 SLACK = 8.0  # how far a logit may lie above the running maximum
 FEW_ROWS = 16  # rows of a tile that are enough where T is at most 16
-SPLIT_KEYS, SIZE = 128, 2  # how keys are split: see splits_for
+SPLIT_KEYS = 64  # how keys are split: see splits_for
+DECODE_BYTES = 6144  # with so much workgroup memory a device holds as many workgroups as of those that decode
 MOST_LOGITS = 4096  # of a tile where rows are few in all: small ones fill the device, and compile sooner
 CPU_LOGITS = 1024  # of a tile on a CPU adapter, which has nothing from larger ones but longer compilation
 
@@ -232,8 +233,16 @@ def plan(problem: AttentionProblem, call: Call, operands: Mapping[str, Operand],
         tile.q,
         _max_keys(problem, tile, profile),
         SPLIT_KEYS,
-        SIZE,
+        _size(problem, tile, profile, operands["query"].shape[2], key_count(call, operands)),
+        halves=True,
     )
+
+
+def _size(problem: AttentionProblem, tile: Tile, profile: DeviceProfile, queries: int, keys: int) -> float:
+    """How many workgroups that decode one is worth: see splits_for. Less where a causal mask leaves out keys."""
+    causal = all(any(bound[:2] == ("upper", "diagonal") for bound in clause) for clause in problem.keys.clauses)
+    left_out = min(queries, keys) / (2 * max(keys, 1)) if causal else 0.0
+    return tile.workgroup_bytes(problem, profile) / DECODE_BYTES * (1 - left_out)
 
 
 def _tile(problem: AttentionProblem, profile: DeviceProfile) -> Tile:

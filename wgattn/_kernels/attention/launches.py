@@ -48,13 +48,17 @@ def most_work(profile: DeviceProfile) -> int | None:
     return min(most, 1 << math.ceil(math.log2(max(WORK_SHARE * profile.multiply_adds, 1.0))))
 
 
-def splits_for(workgroups: int, keys: int, least_keys: int, profile: DeviceProfile, size: int = 1) -> int:
+def splits_for(
+    workgroups: int, keys: int, least_keys: int, profile: DeviceProfile, size: float = 1, halves: bool = False
+) -> int:
     """Into how many parts the keys are split, so that few rows fill a device. Tuned by SPLITS.
 
-    `size`: how many times as large as a workgroup that decodes these are, so that fewer fill it.
+    `size`: how many times as large as a workgroup that decodes these are, so that fewer fill it. `halves`: keys are
+    halved, and halved again, so that parts end where tiles do.
     """
-    busy = profile.constant(SPLITS, BUSY_WORKGROUPS[profile.kind]) // size
-    return max(1, min(busy // max(workgroups, 1), keys // least_keys))
+    busy = int(profile.constant(SPLITS, BUSY_WORKGROUPS[profile.kind]) / size)
+    parts = max(1, min(busy // max(workgroups, 1), keys // least_keys))
+    return 1 << parts.bit_length() - 1 if halves else parts
 
 
 def split_candidates(profile: DeviceProfile) -> Tuned:
@@ -239,11 +243,12 @@ def plan_blocks(
     rows: int,
     max_keys: int | None,
     least_keys: int,
-    size: int,
+    size: float,
+    halves: bool = False,
 ) -> Plan:
     """The plan of a family whose workgroups serve blocks of `rows` rows: of one query head, or `heads` of a group.
 
-    `least_keys` and `size` are `splits_for`'s, the others `plan_buffers`'.
+    `least_keys`, `size` and `halves` are `splits_for`'s, the others `plan_buffers`'.
     """
 
     def workgroups(box: Box) -> int:
@@ -251,7 +256,7 @@ def plan_blocks(
         return box.batch * units * -(-box.size("t") * heads // rows)
 
     def splits(box: Box) -> int:
-        return splits_for(workgroups(box), box.size("s"), least_keys, profile, size)
+        return splits_for(workgroups(box), box.size("s"), least_keys, profile, size, halves)
 
     return plan_buffers(
         problem, call, operands, profile, variant_of, workgroups, splits, max_keys, whole_groups=heads > 1
