@@ -2,6 +2,9 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
+%% if KEPT
+{% include "attention/backward/tiled_scores.wgsl" %}
+%% endif
 
 // Tiled: a workgroup owns OWN rows of one side and passes over the other side STREAM rows at a time.
 %% if BY == "query"
@@ -105,7 +108,12 @@ fn tiled(
     let last_own = min(first_own + OWN, own_end) - 1u;
     let last_read = last_own;
     let k = head;
+%% if KEPT
+    var span = query_rows(b, first_own, last_own + 1u);
+    span.x -= span.x % 4u;
+%% else
     let span = query_rows(b, first_own, last_own + 1u);
+%% endif
 %% endif
     let k_rows = key_rows(b, k);
     let v_rows = value_rows(b, k);
@@ -270,6 +278,23 @@ fn tiled(
 %% endif
         }
 %% endif
+%% endif
+%% if KEPT
+%% for q in range(ITEMS // 4)
+        {
+            // Four rows of a key: of a thread's pairs a quad of each side.
+            let t = tile + {{ item("%du" % (4 * q)) }};
+            if (t < span.y) {
+%% for j in row_quads
+%% for e in range(4)
+                if (own_{{ 4 * j + e }} <= last_own) {
+                    scores[scores_at(b, n, t, own_{{ 4 * j + e }})] = vec4f({% for i in range(4) %}y_{{ 4 * q + i }}_{{ j }}.{{ xyzw[e] }}{{ ", " if i < 3 }}{% endfor %});
+                }
+%% endfor
+%% endfor
+            }
+        }
+%% endfor
 %% endif
 %% if not by_query
 {{ tiles.add_products("value_sum", "x", stream_value, VALUE_CHUNKS, VALUE_COLUMNS, VALUE_ROWS) }}

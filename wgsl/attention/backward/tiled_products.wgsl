@@ -103,6 +103,29 @@
         }
 {% endmacro %}
 
+{# sum_r_c += `rows` staged rows times the factors that are staged before them. #}
+{% macro add_staged(sum, columns, rows) %}
+            for (var quad = 0u; quad < {{ rows // 4 }}u; quad++) {
+                let factors_at = 4u * quad * OWN_QUADS + (down ^ (quad & OWN_MASK));
+                let rows_at = {{ rows }}u * OWN_QUADS + 4u * quad * {{ columns }}u * ACROSS + across;
+%% for e in range(4)
+                {
+%% for j in row_quads
+                    let factor_{{ j }} = staged[factors_at + {{ e }}u * OWN_QUADS + {{ j }}u * DOWN];
+%% endfor
+%% for c in range(columns)
+                    let four_{{ c }} = staged[rows_at + {{ e * columns }}u * ACROSS + {{ c }}u * ACROSS];
+%% endfor
+%% for r in range(ROWS)
+%% for c in range(columns)
+                    {{ sum }}_{{ r }}_{{ c }} = fma(vec4f(factor_{{ r // 4 }}.{{ xyzw[r % 4] }}), four_{{ c }}, {{ sum }}_{{ r }}_{{ c }});
+%% endfor
+%% endfor
+                }
+%% endfor
+            }
+{% endmacro %}
+
 {# sum_r_c += the streamed rows times what own row r has for them in factor_i_j, `rows` of them at a time. #}
 {% macro add_products(sum, factor, reader, chunks, columns, rows) %}
         for (var first = 0u; first < STREAM; first += {{ rows }}u) {
@@ -123,24 +146,6 @@
             }
 %% endfor
             workgroupBarrier();
-            for (var quad = 0u; quad < {{ rows // 4 }}u; quad++) {
-                let factors_at = 4u * quad * OWN_QUADS + (down ^ (quad & OWN_MASK));
-                let rows_at = {{ rows }}u * OWN_QUADS + 4u * quad * {{ columns }}u * ACROSS + across;
-%% for e in range(4)
-                {
-%% for j in row_quads
-                    let factor_{{ j }} = staged[factors_at + {{ e }}u * OWN_QUADS + {{ j }}u * DOWN];
-%% endfor
-%% for c in range(columns)
-                    let four_{{ c }} = staged[rows_at + {{ e * columns }}u * ACROSS + {{ c }}u * ACROSS];
-%% endfor
-%% for r in range(ROWS)
-%% for c in range(columns)
-                    {{ sum }}_{{ r }}_{{ c }} = fma(vec4f(factor_{{ r // 4 }}.{{ xyzw[r % 4] }}), four_{{ c }}, {{ sum }}_{{ r }}_{{ c }});
-%% endfor
-%% endfor
-                }
-%% endfor
-            }
+{{ add_staged(sum, columns, rows) }}
         }
 {% endmacro %}

@@ -48,12 +48,19 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A sweep by key and value that keeps the gradients by scores of some heads, at most so many bytes of float16, and
-    what makes the query's gradient of them."""
+    """A sweep by key and value that keeps the gradients by scores of some heads, at most so many bytes, and what makes
+    the query's gradient of them. They lie in blocks of `rows` × `keys`, each of `itemsize` bytes."""
 
     by_key_value: Sweep
     by_query: Sweep
     most_bytes: int
+    rows: int
+    keys: int
+    itemsize: int
+
+    def nbytes(self, box: Box, heads: int) -> int:
+        blocks = box.batch * heads * -(-box.size("t") // self.rows) * -(-box.size("s") // self.keys)
+        return blocks * self.rows * self.keys * self.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +123,16 @@ def plan_gradient(
         turns = _in_turn(parts, lambda part: _keys_of(part, work.group))
         steps += [largest(work, part, again) for part, again in turns]
     wanted, textures = problem.wanted, texels.Textures(sweeps.dense) if sweeps.from_textures else None
-    heads = _kept_heads(work, sweeps.kept, boxes, key_spans)
+    heads = _kept_heads(work, sweeps, everything, profile)
     if sweeps.kept is not None and heads:
-        steps += _by_kept(work, sweeps.kept, replace(boxes[0], s=key_spans[0]), heads, scratch)
+        steps += _by_kept(work, sweeps.kept, everything, heads, scratch, call)
     else:
         if "query" in wanted or "scale" in wanted:
             steps += _by_query(work, sweeps.by_query, boxes, key_spans, scratch, call, textures)
         if "key" in wanted or "value" in wanted:
-            steps += _by_key_value(work, sweeps, boxes, key_spans, scratch, call, textures)
+            steps += _by_key_value(
+                work, sweeps.by_key_value, boxes, key_spans, scratch, call, textures, sweeps.max_rows
+            )
     if "bias" in wanted:
         bias = sums.bias_sums(work, parts, limits.loop_turns)
         steps += [bias.add(part, again) for part, again in _in_turn(parts, bias.elements_of)]
@@ -140,33 +149,39 @@ def _with_mean(problem: GradientProblem) -> bool:
     return "value" in problem.wanted and problem.forward.empty_rows == "mean" and not problem.forward.sinks
 
 
-def _kept_heads(work: Work, kept: Kept | None, boxes: tuple[Box, ...], key_spans: tuple[Span, ...]) -> int:
+def _kept_heads(work: Work, sweeps: Sweeps, box: Box, profile: DeviceProfile) -> int:
     """Of how many query heads gradients by scores are kept at a time, whole groups; 0 where they are not kept."""
-    wanted = set(work.problem.wanted)
-    if kept is None or not {"query", "key", "value"} <= wanted or "scale" in wanted or _with_mean(work.problem):
+    wanted, kept = set(work.problem.wanted), sweeps.kept
+    if kept is None or not {"query", "key", "value"} <= wanted or "scale" in wanted:
         return 0
-    if len(boxes) != 1 or len(key_spans) != 1:
+    if kept.by_key_value.direct is not None and _with_mean(work.problem):
         return 0
-    box = replace(boxes[0], s=key_spans[0])
-    heads = min(kept.most_bytes // _kept_bytes(box, work.group) * work.group, box.size("n"))
-    busy = kept.by_key_value.workgroups(replace(box, n=(box.n[0], box.n[0] + heads))) >= KEPT_WORKGROUPS
-    return heads if busy or heads == box.size("n") else 0
+    heads = min(kept.most_bytes // kept.nbytes(box, work.group) * work.group, box.size("n"))
+    here = replace(box, n=(0, heads))
+    if heads == 0 or (kept.by_key_value.workgroups(here) < KEPT_WORKGROUPS and heads < box.size("n")):
+        return 0
+    boxes, key_spans = _boxes(work, sweeps, profile, launches=box.size("n") // heads)
+    in_one = len(boxes) == len(key_spans) == len(_short(box, sweeps.max_rows)) == 1
+    return heads if in_one else 0
 
 
-def _kept_bytes(box: Box, heads: int) -> int:
-    return box.batch * heads * -(-box.size("t") // 16) * -(-box.size("s") // 16) * 512
-
-
-def _by_kept(work: Work, kept: Kept, box: Box, heads: int, scratch: dict[str, Scratch | Texture]) -> list[Launch]:
+def _by_kept(
+    work: Work,
+    kept: Kept,
+    box: Box,
+    heads: int,
+    scratch: dict[str, Scratch | Texture],
+    call: Call,
+) -> list[Launch | Copy | CopyToTexture]:
     """All three gradients, some heads after others."""
-    steps: list[Launch] = []
+    steps: list[Launch | Copy | CopyToTexture] = []
     first, end = box.n
-    scratch["kept_scores"] = Scratch(_kept_bytes(box, heads))
+    scratch["kept_scores"] = Scratch(kept.nbytes(box, heads))
     scores: dict[str, Bytes | str] = {"scores": Bytes("kept_scores")}
     for start in range(first, end, heads):
-        here = replace(box, n=(start, min(start + heads, end)))
-        steps.append(_direct(work, kept.by_key_value, kept.by_key_value.variant, here, ("key", "value"), scores))
-        steps.append(_direct(work, kept.by_query, kept.by_query.variant, here, ("query",), scores))
+        here = (replace(box, n=(start, min(start + heads, end))),)
+        steps += _by_key_value(work, kept.by_key_value, here, (box.s,), scratch, call, None, None, scores)
+        steps += _by_query(work, kept.by_query, here, (box.s,), scratch, call, None, scores)
     return steps
 
 
@@ -178,17 +193,18 @@ def _by_query(
     scratch: dict[str, Scratch | Texture],
     call: Call,
     textures: texels.Textures | None,
+    others: Mapping[str, Bytes | str] | None = None,
 ) -> list[Launch | Copy | CopyToTexture]:
     """grad_query, a box of rows after another, and grad_scale from the same sums."""
     wanted, problem = work.problem.wanted, work.problem.sweep
     steps: list[Launch | Copy | CopyToTexture] = []
     if sweep.direct is not None and len(key_spans) == 1 and "scale" not in wanted:
-        return [_direct(work, sweep, sweep.direct, box, ("query",)) for box in boxes]
+        return [_direct(work, sweep, sweep.direct, replace(box, s=key_spans[0]), ("query",), others) for box in boxes]
     for place, box in enumerate(boxes):
         _grow(scratch, "query_sums", box.batch * box.size("t") * box.size("n") * problem.head_dim * 4)
         for turn, span in enumerate(key_spans):
             here = replace(box, s=span)
-            steps += _swept(work, sweep, here, "query_sums", turn > 0, scratch, textures)
+            steps += _swept(work, sweep, here, "query_sums", turn > 0, scratch, textures, others)
         if "query" in wanted:
             steps.append(rows.finish(work, box, "query", call.rope, work.operands["grad_query"], mean=False))
         if "scale" in wanted:
@@ -201,35 +217,36 @@ def _by_query(
 
 def _by_key_value(
     work: Work,
-    sweeps: Sweeps,
+    sweep: Sweep,
     boxes: tuple[Box, ...],
     key_spans: tuple[Span, ...],
     scratch: dict[str, Scratch | Texture],
     call: Call,
     textures: texels.Textures | None,
+    max_rows: int | None,
+    others: Mapping[str, Bytes | str] | None = None,
 ) -> list[Launch | Copy | CopyToTexture]:
     """grad_key and grad_value, a range of keys after another, each over all query rows."""
     wanted, problem = work.problem.wanted, work.problem.sweep
     mean = _with_mean(work.problem)
     steps: list[Launch | Copy | CopyToTexture] = []
     for _, same in groupby(boxes, lambda box: _keys_of(box, work.group)):
-        parts = [short for box in same for short in _short(box, sweeps.max_rows)]
+        parts = [short for box in same for short in _short(box, max_rows)]
         heads = key_heads(parts[0], work.group)
         if mean:
             _grow(scratch, "mean", parts[0].batch * heads * problem.value_dim * 4)
             steps += [empty_rows(work, box, turn > 0) for turn, box in enumerate(parts)]
-        direct = sweeps.by_key_value.direct
-        if direct is not None and len(parts) == 1 and not mean:
+        if sweep.direct is not None and len(parts) == 1 and not mean:
             for span in key_spans:
                 here = replace(parts[0], s=span)
-                steps.append(_direct(work, sweeps.by_key_value, direct, here, ("key", "value")))
+                steps.append(_direct(work, sweep, sweep.direct, here, ("key", "value"), others))
             continue
         for span in key_spans:
             row = (problem.head_dim + problem.value_dim) * 4
             _grow(scratch, "key_value_sums", parts[0].batch * heads * (span[1] - span[0]) * row)
             for turn, box in enumerate(parts):
                 here = replace(box, s=span)
-                steps += _swept(work, sweeps.by_key_value, here, "key_value_sums", turn > 0, scratch, textures)
+                steps += _swept(work, sweep, here, "key_value_sums", turn > 0, scratch, textures, others)
             here = replace(parts[0], s=span)
             for name in ("key", "value"):
                 if name in wanted:
@@ -268,9 +285,10 @@ def _swept(
     add: bool,
     scratch: dict[str, Scratch | Texture],
     textures: texels.Textures | None,
+    others: Mapping[str, Bytes | str] | None = None,
 ) -> list[Launch | CopyToTexture]:
     """One sweep over a box, and what fills the textures that it reads."""
-    resources: dict[str, Bytes | str] = {"sums": Bytes(sums_name)}
+    resources: dict[str, Bytes | str] = {"sums": Bytes(sums_name), **(others or {})}
     steps: list[Launch | CopyToTexture] = []
     values: dict[str, float] = {}
     if textures is not None:
@@ -282,8 +300,13 @@ def _swept(
     return [*steps, launch(work, sweep.variant, work.problem.sweep, box, count, resources, add=int(add), **values)]
 
 
-def _boxes(work: Work, sweeps: Sweeps, profile: DeviceProfile) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
-    """Boxes of rows, and ranges of keys, whose operands, gradients and sums can be bound, and that end in good time."""
+def _boxes(
+    work: Work, sweeps: Sweeps, profile: DeviceProfile, launches: int = 1
+) -> tuple[tuple[Box, ...], tuple[Span, ...]]:
+    """Boxes of rows, and ranges of keys, whose operands, gradients and sums can be bound, and that end in good time.
+
+    `launches`: how many share out a box's heads, at least.
+    """
     sweep, operands, limits = work.problem.sweep, work.operands, profile.limits
     saved = operands["out"]
     given = {"out": max(saved, operands["grad_out"], key=lambda each: each.extent()[1] * each.itemsize)}
@@ -309,7 +332,8 @@ def _boxes(work: Work, sweeps: Sweeps, profile: DeviceProfile) -> tuple[tuple[Bo
 
     most = most_work(profile)
     if most is not None:
-        most //= sweeps.slowness if sweep.bias is None else max(sweeps.slowness, SCORED_SLOWLY)
+        slowness = sweeps.slowness if sweep.bias is None else max(sweeps.slowness, SCORED_SLOWLY)
+        most = most * launches // slowness
     return cut_to_limits(given, limits, max_keys=sweeps.max_keys, fits=fits, most_work=most)
 
 

@@ -189,7 +189,9 @@ def _kept(
         return None
 
     most = min(MOST_KEPT, profile.limits.binding_bytes)
-    return Kept(Sweep(made, by_key_value), Sweep(_from_scores(problem, profile, tile), blocks_of_rows(tile.own)), most)
+    from_scores = _from_scores(problem, profile, tile)
+    by_query = Sweep(from_scores, blocks_of_rows(tile.own), from_scores)
+    return Kept(Sweep(made, by_key_value, made), by_query, most, SIDE, SIDE, float16.itemsize)
 
 
 def _query_tile(problem: GradientProblem, profile: DeviceProfile) -> Tile | None:

@@ -1,9 +1,10 @@
 """Tiled, backward: a workgroup a block of query rows or keys; the other side streams by. For GPUs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from wgattn._kernels.attention.backward.launches import Sweep, Sweeps, plan_gradient
+from wgattn._dtypes import float32
+from wgattn._kernels.attention.backward.launches import Kept, Sweep, Sweeps, plan_gradient
 from wgattn._kernels.attention.backward.problem import GradientProblem
 from wgattn._kernels.attention.backward.work import (
     ADDING,
@@ -15,12 +16,18 @@ from wgattn._kernels.attention.backward.work import (
     sweep_bindings,
     sweep_name,
 )
+from wgattn._kernels.attention.boxes import Box
 from wgattn._kernels.attention.problem import AttentionProblem, Call
-from wgattn._kernels.kernel import SUPPORTED, Operand, Plan, Support, Variant, unsupported
+from wgattn._kernels.kernel import SUPPORTED, Binding, Operand, Plan, Support, Variant, storage_element, unsupported
 from wgattn._runtime.profile import DeviceProfile, Tuned
 
 name = "backward_tiled"
 MAX_DIM = 256
+MOST_KEPT = 1 << 30  # bytes of gradients by scores that are kept at a time
+KEPT_SHARE = 4  # and of how many of a call one is
+KEPT_ROWS = 64  # gradients by scores of a key that lie together
+MOST_STAGED = 16 * 1024  # bytes of keys and kept gradients by scores
+SCORES_MADE = Binding("scores", "write", "vec4<f32>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +189,69 @@ def plan(problem: GradientProblem, call: Call, operands: Mapping[str, Operand], 
         Sweep(_sweep(problem, profile, "key_value"), of_keys),
         _most(problem, profile, by_query, "query"),
         _most(problem, profile, by_key_value, "key_value"),
+        kept=_kept(problem, profile, operands, of_keys),
     )
     return plan_gradient(problem, call, operands, profile, sweeps)
+
+
+def _kept(
+    problem: GradientProblem,
+    profile: DeviceProfile,
+    operands: Mapping[str, Operand],
+    by_key_value: Callable[[Box], int],
+) -> Kept | None:
+    """The sweep by key and value that keeps gradients by scores, and what reads them; None where that cannot be."""
+    # By segments the two sides pass other tiles by: what is read might not have been written.
+    if problem.sweep.segments:
+        return None
+    made = _sweep(problem, profile, "key_value", kept=True)
+    if len(made.bindings) > profile.limits.storage_buffers:
+        return None
+    tile = _tile(problem, profile, "query")
+    by_query = Sweep(_from_scores(problem, profile, tile), blocks_of_rows(tile.own))
+    b0, b1, queries, heads, _ = operands["query"].shape
+    scores = b0 * b1 * heads * queries * operands["key"].shape[2] * float32.itemsize
+    most = min(MOST_KEPT, scores // KEPT_SHARE, profile.limits.binding_bytes)
+    return Kept(Sweep(made, by_key_value), by_query, most, KEPT_ROWS, 1, float32.itemsize)
+
+
+def _from_scores(problem: GradientProblem, profile: DeviceProfile, tile: Tile) -> Variant:
+    """The query's gradient from kept gradients by scores."""
+    sweep = problem.sweep
+    chunks, a_key = sweep.head_dim // 4, tile.own // 4 + tile.columns(sweep.head_dim) * tile.across
+    most = min(MOST_STAGED, profile.limits.workgroup_bytes)
+    staged = next((keys for keys in (32, 16, 8) if keys * a_key * 16 <= most), 4)
+    own = {
+        "WORKGROUP": tile.threads,
+        "ACROSS": tile.across,
+        "DOWN": tile.down,
+        "ROWS": tile.rows,
+        "ITEMS": tile.items,
+        "OWN": tile.own,
+        "OWN_QUADS": tile.own // 4,
+        "OWN_MASK": min(tile.down, 8) - 1,
+        "STAGED": staged,
+        "HEAD_CHUNKS": chunks,
+        "HEAD_COLUMNS": tile.columns(sweep.head_dim),
+        "FACTOR_PIECES": -(-staged * tile.own // 4 // tile.threads),
+        "KEY_PIECES": -(-staged * chunks // tile.threads),
+    }
+    return shader(
+        name,
+        sweep_name(f"{name}_from_scores", sweep, f"o{tile.own}s{staged}t{tile.across}x{tile.rows}"),
+        "tiled_query",
+        sweep,
+        (
+            Binding("key", "read", storage_element(sweep.key_dtype, "key" in sweep.vectors)),
+            Binding("rows", "read", "u32"),
+            Binding("scores", "read", "vec4<f32>"),
+            sums_binding(),
+        ),
+        ADDING,
+        tuple(own.items()),
+        ("query", "value", "out", "grad_out", "bias", "mask"),
+        staged * a_key * 16,
+    ).because((), f"tiles of {tile.own} rows, gradients by scores of {staged} keys at a time")
 
 
 def _tile(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile:
@@ -192,16 +260,19 @@ def _tile(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile:
     return tile
 
 
-def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant:
+def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, kept: bool = False) -> Variant:
+    """`kept`: by key and value it writes the gradients by scores, too."""
     sweep, tile = problem.sweep, _tile(problem, profile, by)
     stages = tile.stages(sweep)
     words = (
         f"o{tile.own}s{tile.stream}",
         f"t{tile.rows}x{tile.items}",
         f"d{4 * stages['HEAD_STAGE']}",
+        *(("kept",) if kept else ()),
     )
     own = {
         "BY": by,
+        "KEPT": kept,
         "WORKGROUP": tile.threads,
         "ACROSS": tile.across,
         "DOWN": tile.down,
@@ -225,7 +296,7 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str) -> Variant
         sweep_name(f"{name}_{by}", sweep, *words),
         "tiled",
         sweep,
-        sweep_bindings(sweep, sums_binding()),
+        sweep_bindings(sweep, sums_binding(), *((SCORES_MADE,) if kept else ())),
         (*GRAD_OUT, *ADDING),
         tuple(own.items()),
         workgroup_bytes=tile.workgroup_bytes(sweep),
