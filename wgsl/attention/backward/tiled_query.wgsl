@@ -53,8 +53,9 @@ fn tiled_query(
             workgroupBarrier();
 %% for p in range(FACTOR_PIECES)
             {{ tiles.guard(p, STAGED * OWN_QUADS) }}{
-                let line = {{ tiles.piece(p, STAGED * OWN_QUADS) }} / OWN_QUADS;
-                staged[line * OWN_QUADS + ({{ tiles.piece(p, STAGED * OWN_QUADS) }} % OWN_QUADS ^ (line / 4u & OWN_MASK))] = factor_{{ p }};
+                let i = {{ tiles.piece(p, STAGED * OWN_QUADS) }};
+                let line = i / OWN_QUADS;
+                staged[line * OWN_QUADS + ((i % OWN_QUADS) ^ ((line / 4u) & OWN_MASK))] = factor_{{ p }};
             }
 %% endfor
 %% for p in range(KEY_PIECES)
