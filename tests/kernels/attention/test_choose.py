@@ -4,7 +4,9 @@ import re
 import struct
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.kernels.attention.problems import CALLS, CPU, DISCRETE, MINIMUM, PROFILES, grid, problem_of
@@ -144,13 +146,23 @@ def test_smaller_tiles_where_rows_are_few(head_dim: int, most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("T", "S", "small"), [(256, 1023, True), (256, 1024, False), (64, 4096, True), (65, 65, True), (2113, 2113, False)]
+    ("T", "S", "dtype", "small"),
+    [
+        (256, 1023, float16, True),
+        (256, 1024, float16, False),
+        (64, 4096, float16, True),
+        (65, 65, float16, True),
+        (2112, 2112, float16, True),
+        (2113, 2113, float16, False),
+        (1024, 1024, float32, True),
+        (1025, 1025, float32, False),
+    ],
 )
-def test_many_keys_are_split_for_large_tiles(T: int, S: int, small: bool) -> None:
+def test_many_keys_are_split_for_large_tiles(T: int, S: int, dtype: np.dtype[Any], small: bool) -> None:
     """Large tiles read keys less often, and parts of the keys fill the device as well as small tiles do; up to 64 rows
     they would be half empty."""
     shapes = {name: (1, 1, S if name in ("key", "value") else T, 8, 128) for name in ("query", "key", "value", "out")}
-    operands = {name: Operand(float16, shape, natural_strides(shape)) for name, shape in shapes.items()}
+    operands = {name: Operand(dtype, shape, natural_strides(shape)) for name, shape in shapes.items()}
     assert describe(FULL, operands).small == small
 
 

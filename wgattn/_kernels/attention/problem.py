@@ -20,7 +20,9 @@ QueryClass = Literal["one", "few", "short", "many"]
 # Workgroups with 64 rows that run at once on the 132 multiprocessors of an H200: two on each, or three where rows are
 # short and of 16 bits. So many blocks of rows, of all heads, are small calls.
 BLOCK, SMALL_BLOCKS, SMALL_SHORT_BLOCKS, SHORT_DIM = 64, 264, 396, 80
-LONG_KEYS = 4  # times as many keys as queries: parts of them fill a device with larger workgroups
+# Parts of the keys fill a device with larger workgroups too: of so many times as many keys as queries, and in float32
+# of so many rows.
+LONG_KEYS, LONG_ROWS = 4, 1024
 
 # Operands beside query, key, value, bias and mask: small int32 or float32 arrays, gathered into the one `rows` binding.
 ROW_OPERANDS = (
@@ -255,8 +257,12 @@ def key_count(call: Call, operands: Mapping[str, Operand]) -> int:
 def is_small(query: Operand, keys: int, dims: int) -> bool:
     """Whether workgroups of more than BLOCK rows would be empty in part, or too few for a large GPU."""
     b0, b1, T, N, _ = query.shape
+    if T <= BLOCK:
+        return True
+    if keys >= LONG_KEYS * T or (query.itemsize == 4 and T > LONG_ROWS):
+        return False
     most = SMALL_SHORT_BLOCKS if dims <= SHORT_DIM and query.itemsize == 2 else SMALL_BLOCKS
-    return T <= BLOCK or (b0 * b1 * N * -(-T // BLOCK) <= most and keys < LONG_KEYS * T)
+    return b0 * b1 * N * -(-T // BLOCK) <= most
 
 
 def _rope_class(rope: Rope, head_dim: int) -> Literal["half4", "half", "interleaved"]:
