@@ -1,6 +1,7 @@
 """The code in Markdown pages: its ```python blocks, and the ```text block right behind one, which is what it prints.
 
-`python -m tests.faces.documents` runs every page and writes what its blocks print into them.
+`python -m tests.faces.documents` runs every page and writes what its blocks print into them, and renews the README's
+table of speed.
 """
 
 import contextlib
@@ -56,6 +57,8 @@ def renewed(text: str, outputs: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    from tests.faces import speed_table
+
     for path in PAGES:
-        before = path.read_text(encoding="utf-8")
+        before = speed_table.renewed(path.read_text(encoding="utf-8"))
         path.write_text(renewed(before, printed(path, before)), encoding="utf-8")

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 import wgattn
+from tests.faces import speed_table
 from tests.faces.documents import PAGES, ROOT, blocks, printed, renewed
 from wgattn._kernels.attention import choose
 from wgattn._kernels.attention.backward import choose as backward_choose
@@ -34,6 +35,13 @@ def test_a_page_is_read_as_it_is_written() -> None:
 
 def test_only_outputs_are_renewed() -> None:
     assert renewed(PAGE, ["2\n", ""]) == PAGE.replace("text\n1\n", "text\n2\n")
+
+
+def test_the_readme_shows_the_speed_that_the_reports_have() -> None:
+    """`python -m tests.faces.documents` renews the table after a new report."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert speed_table.MARKED.search(text) is not None
+    assert speed_table.renewed(text) == text
 
 
 def test_no_page_shows_where_it_was_written() -> None:
