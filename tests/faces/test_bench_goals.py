@@ -67,6 +67,8 @@ def test_a_report_says_what_is_reached_and_what_is_missing() -> None:
     assert f"| forward {row.shape}: times as fast as jax.nn XLA cpu | ≥ 1.20 | 2.00 | met |" in lines
     assert any("failed: MemoryError: too large" in line and "≥ 0.80" in line for line in lines)
     assert any("≤ 4 s" in line and "not in this report" in line for line in lines)
+    alone = bench.markdown_lines(report("cpu", Row("forward", "a first look", "B1 T64")))
+    assert not any("goal" in line or "not in this report" in line for line in alone)
     of_gpu = bench.markdown_lines(report("discrete", Row("decode", "decode B1 S9 float16 cache", "B1", share=0.5)))
     assert any(line.endswith("| ≥ 60% | 50% | 0.83 |") for line in of_gpu)
 

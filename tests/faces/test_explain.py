@@ -12,8 +12,8 @@ def test_a_report_is_replayed_without_an_adapter(tmp_path: Path) -> None:
     options = ("--q", "2,1024,8,64", "--kv-heads", "2", "--dtype", "f16", "--causal", "--window", "255,0", "--rope")
     done = wgattn("explain", *options, "--profile", profile_file(tmp_path), **NO_ADAPTER)
     assert done.returncode == 0, done.stderr
-    labels = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
-    assert labels == ["variant", "adapter", "because", "passed", "constants", "memory", "launch"]
+    labels = [line.split("  ")[0] for line in done.stdout.splitlines() if line[:1].strip()]
+    assert labels == ["variant", "adapter", "because", "passed over", "constants", "memory", "launch"]
     assert "a laptop's GPU" in done.stdout
     assert "of 32,768 bytes of workgroup memory" in done.stdout
     assert "22% of the scores are kept, tiles outside i-255 ≤ j ≤ i are skipped" in " ".join(done.stdout.split())

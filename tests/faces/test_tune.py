@@ -184,7 +184,7 @@ def test_the_command_tells_a_person(file: Path, monkeypatch: pytest.MonkeyPatch)
         "_h16",
         "forward B1 T40 S40 N4 K4 H16 f32 causal",
         "rules / best",
-        "is kept",
+        "kept",
         "for processes that start",
     ):
         assert words in text
@@ -294,9 +294,20 @@ def test_a_table_says_how_far_the_rules_are() -> None:
     ]
     with show.console.capture() as captured:
         print_rows(rows, {"keys": 1})
+        print_rows(rows[:1], {"keys": 2})
         show.lines(verdict([], rows, {"keys": 1}, "a file"))
     text = captured.get()
-    for words in ("30 ms", "20 ms", "1.50", "1, 1 is kept", "4: off by 1", "1.00", "the rules' own", "in a file"):
+    for words in (
+        "30 ms",
+        "20 ms",
+        "1.50",
+        "1, which is kept",
+        "1, 2 is kept",
+        "4: off by 1",
+        "1.00",
+        "the rules' own",
+        "in a file",
+    ):
         assert words in text
     assert "no value is faster" in verdict([], rows, {}, "a file")["kept"]
     assert "no constant" in verdict([], [], {}, "a file")["tuned"]

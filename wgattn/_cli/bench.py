@@ -15,7 +15,7 @@ from wgattn._cli import show
 from wgattn._cli.info import software_note
 from wgattn.bench.attention import Case, Pace
 from wgattn.bench.ceilings import Ceilings
-from wgattn.bench.goals import Goal, Outcome, outcomes
+from wgattn.bench.goals import MISSING, Goal, Outcome, outcomes
 from wgattn.bench.peers import chosen
 from wgattn.bench.presets import preset_for
 from wgattn.bench.report import Report, Row, merged
@@ -104,11 +104,13 @@ def check_folder(option: str, path: Path | None) -> None:
 
 
 def markdown_lines(report: Report) -> list[str]:
-    """The ceilings, the goals, and the rows as Markdown tables, for documents and issues."""
+    """The ceilings, the goals unless the report has a row for none, and the rows: Markdown for documents and issues."""
     lines = [f"{report.device}, {report.provider}: {ceilings_line(report.ceilings)}.", ""]
-    lines += ["| goal | asked | measured | of it |", "|---|---|---|---|"]
-    lines += [_cells(*goal_cells(outcome)) for outcome in outcomes(report)]
-    lines += ["", "| call | variant | median | rate | share | beside | error |", "|---|---|---|---|---|---|---|"]
+    found = outcomes(report)
+    if any(outcome.reason != MISSING for outcome in found):
+        lines += ["| goal | asked | measured | of it |", "|---|---|---|---|"]
+        lines += [*(_cells(*goal_cells(outcome)) for outcome in found), ""]
+    lines += ["| call | variant | median | rate | share | beside | error |", "|---|---|---|---|---|---|---|"]
     for row in report.rows:
         beside = "<br>".join([*_ratios(row), *_figures(row)]) if not row.failed else f"failed: {row.failed}"
         median = "" if row.median_s is None else duration(row.median_s)

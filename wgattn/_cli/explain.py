@@ -119,7 +119,7 @@ def as_lines(found: Explanation) -> dict[str, str]:
         **({} if found.forward is None else {"forward": found.forward.name}),
         "adapter": f"{found.profile.name} ({found.profile.kind}, {found.profile.backend}, {found.profile.provider})",
         "because": because(found),
-        "passed": "\n".join(f"{family} ({reason})" for family, reason in variant.passed) or "none is faster",
+        "passed over": "\n".join(f"{family} ({reason})" for family, reason in variant.passed) or "none is faster",
         "constants": "  ".join(f"{name} {value}" for name, value in scalars(variant).items()),
         "memory": f"{variant.workgroup_bytes:,} of {limits.workgroup_bytes:,} bytes of workgroup memory",
         "launch": "\n".join(counted(command_line(command, variant.name) for command in found.commands)),

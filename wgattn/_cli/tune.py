@@ -84,7 +84,7 @@ def print_rows(rows: Sequence[Row], found: dict[str, int]) -> None:
         best, kept = row.best, found.get(row.constant)
         told = "the rules' own" if best.is_rule else str(best.value)
         if kept is not None:
-            told += f", {kept} is kept"
+            told += ", which is kept" if kept == best.value else f", {kept} is kept"
         faults = [f"\n{trial.value}: {trial.fault}" for trial in row.trials if trial.fault]
         value = Text.assemble(told, *((fault, "red") for fault in faults))
         table.add_row(call, duration(row.rule), duration(best.seconds or row.rule), f"{row.ratio:.2f}", value)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from wgattn.bench.report import Report, Row
 
 TIMES = "times as fast as "
+MISSING = "not in this report"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def outcomes(report: Report) -> list[Outcome]:
 def _outcome(goal: Goal, rows: Sequence[Row]) -> Outcome:
     row = next((row for row in rows if goal.serves(row)), None)
     if row is None:
-        return Outcome(goal, f"{goal.command} {goal.call}", None, "not in this report")
+        return Outcome(goal, f"{goal.command} {goal.call}", None, MISSING)
     if row.failed:
         return Outcome(goal, row.call, None, f"failed: {row.failed}")
     return Outcome(goal, row.call, goal.value(row), "" if goal.value(row) is not None else "it was not there")
