@@ -1,5 +1,7 @@
 """Pipelines of one program: compiled together, each once, kept while they are used, and errors name the shader."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -74,3 +76,21 @@ def test_a_program_may_have_more_than_are_kept(monkeypatch):
     program = prepare(with_shaders(*named("more_1", "more_2", "more_3")))
     (out,) = program.run([upload(np.zeros(64, np.float32))])
     assert np.array_equal(download(out).view(np.float32), np.full(64, 7, np.float32))
+
+
+def test_a_thread_that_outlives_the_main_one_compiles():
+    """Executors take no work once the main thread has ended."""
+    script = """
+import threading
+import numpy as np
+import wgattn
+
+def attend():
+    threading.main_thread().join()
+    x = np.ones((1, 5, 2, 8), np.float32)
+    print(np.asarray(wgattn.nn.rope(wgattn.nn.dot_product_attention(x, x, x))).shape)
+
+threading.Thread(target=attend).start()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.stdout, done.returncode) == ("(1, 5, 2, 8)\n", 0), done.stderr

@@ -42,12 +42,7 @@ class Pipelines:
         new = [shader for shader in wanted if shader not in self._pipelines]
         for shader in new:
             self._layout(shader.resources)
-        if len(new) > 1 and self._device.provider.compiles_in_threads:
-            with ThreadPoolExecutor(len(new)) as pool:
-                made = list(pool.map(self._make, new))
-        else:
-            made = [self._make(shader) for shader in new]
-        self._pipelines.update(zip(new, made, strict=True))
+        self._pipelines.update(zip(new, self._made(new), strict=True))
         for shader in wanted:
             self._pipelines.move_to_end(shader)
         found = [self._pipelines[shader] for shader in shaders]
@@ -58,6 +53,16 @@ class Pipelines:
     def layout(self, resources: tuple[Resource, ...]) -> Any:
         """The bind group layout: the resources, then the uniform buffer with the parameters."""
         return self._layout(resources)[0]
+
+    def _made(self, shaders: list[Shader]) -> list[Any]:
+        if len(shaders) < 2 or not self._device.provider.compiles_in_threads:
+            return [self._make(shader) for shader in shaders]
+        with ThreadPoolExecutor(len(shaders)) as pool:
+            try:
+                made = pool.map(self._make, shaders)
+            except RuntimeError:  # the main thread has ended, and nothing more is started
+                made = map(self._make, shaders)
+            return list(made)
 
     def _make(self, shader: Shader) -> Any:
         device, profile = self._device, self._device.profile
