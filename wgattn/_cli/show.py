@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -37,10 +36,6 @@ def heading(title: str) -> None:
 def verbatim(text: str) -> None:
     """Text whose columns matter: never wrapped, never styled."""
     console.print(Text(text.rstrip("\n")), soft_wrap=True, no_wrap=True)
-
-
-def indented(table: Table) -> None:
-    console.print(Padding(table, (0, 0, 0, 2)))
 
 
 def as_json(value: Any) -> None:

@@ -11,7 +11,7 @@ from wgattn._errors import UnsupportedError
 from wgattn._graph import operations as op
 from wgattn._graph.graph import Graph, Node, Use
 from wgattn._graph.rewrite.strides import through
-from wgattn._kernels.array import copy, elementwise, merge_parts, rearrange, reduce, rope
+from wgattn._kernels.array import copy, elementwise, merge_parts, pad, reduce, rope
 from wgattn._kernels.array.pointwise import cut
 from wgattn._kernels.attention.backward.choose import choose_backward
 from wgattn._kernels.attention.backward.choose import plan as plan_gradient
@@ -138,7 +138,7 @@ def _array(lowering: Lowering, number: int, node: Node) -> None:
             plan = reduce.plan(operands[0], axes, result, divisor, profile)
             names["source"] = values[0]
         case op.Pad(low, _):
-            plan = rearrange.pad(operands[0], low, result, profile)
+            plan = pad.plan(operands[0], low, result, profile)
             names["source"] = values[0]
         case op.Concatenate(axis):
             start, steps = 0, []

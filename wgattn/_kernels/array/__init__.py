@@ -7,6 +7,6 @@ from wgattn._kernels.array import copy as copy
 from wgattn._kernels.array import elementwise as elementwise
 from wgattn._kernels.array import fill as fill
 from wgattn._kernels.array import merge_parts as merge_parts
-from wgattn._kernels.array import rearrange as rearrange
+from wgattn._kernels.array import pad as pad
 from wgattn._kernels.array import reduce as reduce
 from wgattn._kernels.array import rope as rope
