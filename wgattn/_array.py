@@ -12,11 +12,11 @@ import numpy as np
 from . import _run
 from ._dtypes import FLOATS, bool_, canonical, float32, promote, uint32
 from ._errors import AdapterNotFoundError
-from ._graph.graph import Aval
+from ._graph.graph import Aval, describe
 from ._graph.indexing import axis_of, basic, sizes_of
 from ._graph.operations import BroadcastTo, Cast, Elementwise, Function, Reshape, Transpose
-from ._graph.rules import COMPARISONS, describe
 from ._host import Scalar, checked, host_value, is_scalar, scalar_dtype
+from ._kernels.array.elementwise import COMPARISONS
 from ._record import LONGEST_CHAIN, Argument, Dead, Step, Stored, constant, current_trace, leaf, record
 from ._ufunc import array_ufunc, refuse_dtype_and_out
 

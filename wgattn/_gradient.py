@@ -7,7 +7,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 from . import _tree
 from ._array import of
 from ._dtypes import FLOATS
-from ._graph.rules import describe
+from ._graph.graph import describe
 from ._linearize import Pullback, finished, linearize
 from ._record import constant
 
@@ -82,7 +82,6 @@ def value_and_grad(
     @functools.wraps(fn)
     def both(*args: P.args, **kwargs: P.kwargs) -> Any:
         tree_util = _tree.util()
-
         places = _places(argnums, len(args))
 
         def of_chosen(*chosen: Any) -> Any:
@@ -115,7 +114,6 @@ def _places(argnums: int | Sequence[int], count: int) -> list[int]:
 def _one_float(pull: Pullback) -> Any:
     """The dtype of a result that grad takes: one float."""
     tree_util = _tree.util()
-
     if tree_util.tree_structure(pull.out) != tree_util.tree_structure(0):
         raise TypeError(
             f"grad differentiates one float; {pull.name} returned {tree_util.tree_structure(pull.out)}. Return the "

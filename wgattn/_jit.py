@@ -121,7 +121,6 @@ class JitFunction(Generic[P, R]):
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         tree_util = _tree.util()
-
         numbered = dict(enumerate(args))
         static = self._static(numbered, kwargs) if self._numbers or self._names else ()
         if static:
@@ -194,7 +193,6 @@ class JitFunction(Generic[P, R]):
 
     def _apply(self, bound: Arguments, leaves: list[Array]) -> Any:
         tree_util = _tree.util()
-
         tree, count = bound.tree
         positional, named = tree_util.tree_unflatten(tree, leaves)
         fixed = {key: value for key, (_, value) in bound.static}  # type: ignore[misc]
@@ -229,7 +227,6 @@ class JitFunction(Generic[P, R]):
     def _keys(self, bound: Arguments) -> list[Any]:
         """The path of each leaf."""
         tree_util = _tree.util()
-
         tree, _ = bound.tree
         with_paths, _ = tree_util.tree_flatten_with_path(tree_util.tree_unflatten(tree, range(len(bound.leaves))))
         return [keys for keys, _ in with_paths]
@@ -237,7 +234,6 @@ class JitFunction(Generic[P, R]):
     def _path(self, bound: Arguments, i: int) -> str:
         """Leaf i as its user would write it: q, or q['w'][0]."""
         tree_util = _tree.util()
-
         _, top, *rest = self._keys(bound)[i]
         return self._called(top.key) + tree_util.keystr(tuple(rest))
 

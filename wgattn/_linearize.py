@@ -12,9 +12,8 @@ from ._array import Array, asarray, broadcast, of
 from ._dtypes import FLOATS, float32
 from ._errors import AdapterNotFoundError
 from ._graph.backward import Result, passed, pull_back, saved
-from ._graph.graph import Aval, Graph
+from ._graph.graph import Aval, Graph, describe
 from ._graph.operations import Attention, BroadcastTo, Cast, Constant, Elementwise, Input, Reshape
-from ._graph.rules import describe
 from ._record import LONGEST_CHAIN, Argument, Step, Trace, constant, current_trace, join, leaf, record, tracing
 from ._signature import positional
 from ._trace import Traced, finish
@@ -56,7 +55,6 @@ class Pullback:
 
     def __call__(self, cotangent: Any) -> tuple[Any, ...]:
         tree_util = _tree.util()
-
         returned: dict[int, Array] = {}
         computed: list[tuple[Result, Array]] = []
         for (kind, source), given in zip(self.sources, self._cotangents(cotangent), strict=True):
@@ -77,7 +75,6 @@ class Pullback:
     def _cotangents(self, cotangent: Any) -> list[Array | None]:
         """Those of out's arrays, which must be like them; None for zeros."""
         tree_util = _tree.util()
-
         outs, tree = tree_util.tree_flatten(self.out, is_leaf=_is_none)
         given, given_tree = tree_util.tree_flatten(cotangent, is_leaf=_is_none)
         if tree != given_tree:
@@ -99,7 +96,6 @@ def linearize(
 ) -> Pullback:
     """Run `fn` on `primals`, recorded. `named` is the function whose arguments number `places` they are, for errors."""
     tree_util = _tree.util()
-
     name = getattr(named, "__name__", type(named).__name__)
     with_paths, tree = tree_util.tree_flatten_with_path(tuple(primals))
     parameters, _ = positional(named)

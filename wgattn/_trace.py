@@ -42,7 +42,6 @@ class Traced:
     def results(self) -> Any:
         """The tree of the function's results, an Aval for each."""
         tree_util = _tree.util()
-
         inputs = {n.operation.index: n.avals[0] for n in self.graph.nodes if isinstance(n.operation, Input)}
         avals = [
             x._aval if kind == "value" else self.avals[x] if kind == "computed" else inputs[x]
@@ -96,7 +95,6 @@ class Traced:
 def finish(result: Any, steps: list[Step], trace: Trace) -> Traced:
     """The Traced of a function that returned `result` for the arguments `steps`."""
     tree_util = _tree.util()
-
     leaves, tree = tree_util.tree_flatten(result)
     numbers = {id(step): i for i, step in enumerate(steps)}
     sources: list[tuple[str, Any]] = []
@@ -121,7 +119,6 @@ def finish(result: Any, steps: list[Step], trace: Trace) -> Traced:
 def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], validate: bool) -> Any:
     """The function's result for these arguments: one submit, not waited for."""
     tree_util = _tree.util()
-
     computed: list[Array] = []
     hosts = traced.host.run(lambda i: known(arrays[i]._step, arrays[i]._result))
     if traced.graph.outputs:

@@ -6,6 +6,7 @@ import numpy as np
 
 from wgattn._dtypes import FLOATS, float8_e4m3fn, float8_e5m2, float32
 from wgattn._errors import UnsupportedError
+from wgattn._kernels.array.elementwise import COMPARISONS, LOGIC
 
 from .cache_adjoint import append_adjoint
 from .graph import Aval
@@ -32,9 +33,9 @@ from .operations import (
     Transpose,
 )
 from .recorder import Forward, Recorder, V, reshaped, summed
-from .rules import COMPARISONS, GRADIENTS, LOGICAL
+from .rules import GRADIENTS
 
-STOPPED = (*COMPARISONS, *LOGICAL)
+STOPPED = (*COMPARISONS, *LOGIC)  # what no gradient passes
 
 
 def carries(dtype: np.dtype) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from wgattn._dtypes import FLOATS, STORAGE, bool_, float32, int32, is_float
+from wgattn._kernels.array.elementwise import ARITY, COMPARISONS, FLOATS_ONLY, LOGIC
 from wgattn._kernels.attention.problem import ROW_OPERANDS
 from wgattn._kernels.stored import row_elements
 
 from .cache_rules import append_avals, move_avals, rows_avals
-from .graph import Aval, Node, Use, View
-from .graph import describe as describe
+from .graph import Aval, Node, Use, View, describe
 from .operations import (
     Attention,
     AttentionGradient,
@@ -35,11 +35,7 @@ from .operations import (
 )  # fmt: skip
 from .stored import check_pages, check_storage
 
-ARITHMETIC = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
-LOGICAL = ("logical_and", "logical_or", "logical_not")
-COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 GRADIENTS = ("query", "key", "value", "bias", "sinks", "scale")
-_OPERANDS = {"negative": 1, "exp": 1, "logical_not": 1, "where": 3}
 
 
 def attention_layout(aval: Aval, store: tuple[int, ...] | None = None) -> View:
@@ -138,8 +134,8 @@ def infer(operation: object, operands: Sequence[Aval]) -> tuple[Aval, ...]:
 
 def _elementwise(operation: Elementwise, operands: Sequence[Aval]) -> Aval:
     name = operation.function
-    if len(operands) != _OPERANDS.get(name, 2):
-        raise TypeError(f"{name} takes {_OPERANDS.get(name, 2)} operands; got {len(operands)}")
+    if len(operands) != ARITY[name]:
+        raise TypeError(f"{name} takes {ARITY[name]} operands; got {len(operands)}")
     chosen = operands[1:] if name == "where" else operands
     dtypes = {a.dtype for a in chosen}
     if len(dtypes) > 1:
@@ -149,11 +145,11 @@ def _elementwise(operation: Elementwise, operands: Sequence[Aval]) -> Aval:
         raise TypeError(f"{dtype.name} is a storage type and {name} does not compute in it: cast with .astype first")
     if name == "where" and operands[0].dtype != bool_:
         raise TypeError(f"the condition of where must be bool; got {operands[0].dtype.name}: compare it, as in c != 0")
-    if name in LOGICAL and dtype != bool_:
+    if name in LOGIC and dtype != bool_:
         raise TypeError(f"{name} (&, |, ~) takes bool arrays; got {dtype.name}")
-    if dtype == bool_ and name in (*ARITHMETIC, "negative", "exp"):
+    if dtype == bool_ and name not in (*COMPARISONS, *LOGIC, "where"):
         raise TypeError(f"{name} does not take bool arrays: cast with .astype first")
-    if name in ("exp", "divide") and not is_float(dtype):
+    if name in FLOATS_ONLY and not is_float(dtype):
         raise TypeError(f"{name} takes float arrays; got {dtype.name}")
     try:
         shape = np.broadcast_shapes(*(a.shape for a in operands))

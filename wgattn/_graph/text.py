@@ -11,7 +11,7 @@ from wgattn._kernels.rotation import Rope
 from wgattn._terminal import columns
 
 from .aliases import storage, written_in_place
-from .graph import Graph, Node, Use, View
+from .graph import Graph, Node, Use, View, describe
 from .operations import (
     Attention,
     AttentionGradient,
@@ -34,7 +34,6 @@ from .operations import (
     Sum,
     Transpose,
 )
-from .rules import describe
 
 WIDTH = 100  # of a line, where the terminal has as much
 PAIR = 163  # of two texts side by side, where no terminal says
