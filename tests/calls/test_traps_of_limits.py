@@ -116,13 +116,14 @@ def test_a_long_call_is_several_dispatches(profile: DeviceProfile):
 
 
 def test_dispatches_of_a_weak_device_are_shorter():
-    """A GPU that multiplies a hundredth as fast as a large one, clocks being low when it was measured"""
-    assert most_work(replace(LARGE, multiply_adds=1e13)) == most_work(LARGE) == MOST_WORK["discrete"]
+    """A GPU that multiplies a hundredth as fast as a large one, clocks being low when it was measured; and one that is
+    larger than its kind is sure to be, whose dispatches are longer: each end of one leaves it idle"""
+    assert most_work(LARGE) == MOST_WORK["discrete"] < (most_work(replace(LARGE, multiply_adds=3e13)) or 0) < 0.3 * 3e13
     assert most_work(replace(CPU, multiply_adds=1e11)) is None
     weak, shapes = replace(LARGE, multiply_adds=1e11), [(1, 65_536, 16, 64)] * 2
     most = most_work(weak)
     assert most is not None
-    assert 0.1 < most * 2 / (weak.multiply_adds / 4) < 3, "seconds of a kernel with a quarter of its rate"
+    assert 0.3 < most * 2 / (weak.multiply_adds / 4) < 1.3, "seconds of a kernel with a quarter of its rate"
     found = [c for c in planned(plain, shapes, np.float16, weak).commands if isinstance(c, Dispatch)]
     assert len(found) >= 2**32 * 16 * 128 / most
 

@@ -9,9 +9,11 @@ import numpy as np
 from tests.kernels.run_plan import run_plan
 from wgattn import _reference, _runtime
 from wgattn._dtypes import float32
+from wgattn._kernels.attention.launches import WORK_SHARE
 from wgattn._kernels.attention.problem import Bound, Call, describe
 from wgattn._kernels.kernel import Operand, natural_strides
 from wgattn._kernels.rotation import Rope, tables
+from wgattn._runtime.profile import DeviceProfile
 
 
 def operand(array: np.ndarray) -> Operand:
@@ -80,6 +82,11 @@ def run(
 def weak(profile: Any, **limits: int) -> Any:
     """A profile with some limits lowered, to force the paths of small devices."""
     return replace(profile, limits=replace(profile.limits, **limits))
+
+
+def slow(profile: DeviceProfile, most: int) -> DeviceProfile:
+    """The profile of a device so slow that a dispatch may have at most `most` multiplications."""
+    return replace(profile, multiply_adds=most / WORK_SHARE)
 
 
 def reference(query: np.ndarray, key: np.ndarray, value: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:

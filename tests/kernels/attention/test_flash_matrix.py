@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.kernels.attention.problems import CALLS, DISCRETE, MATRICES, problem_of
-from tests.kernels.attention.run_attention import reference, run
+from tests.kernels.attention.run_attention import reference, run, slow
 from tests.kernels.attention.test_families import OPTIONS, compare, inputs, options_of
 from tests.tolerance import check
 from wgattn._dtypes import bfloat16, float16, float32
-from wgattn._kernels.attention import flash_matrix, launches
+from wgattn._kernels.attention import flash_matrix
 from wgattn._kernels.attention.flash_matrix import Tile
 from wgattn._runtime.profile import DeviceProfile
 
@@ -69,12 +69,11 @@ def test_few_rows(T: int, here: DeviceProfile) -> None:
 
 @pytest.mark.device
 @pytest.mark.parametrize("option", ["causal", "sinks_empty", "mask_none", "query_lengths"])
-def test_parts(option: str, here: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts(option: str, here: DeviceProfile) -> None:
     """Parts of the keys at once, then merged; and long calls that are cut."""
     options = options_of(2, 20, 1300, 4)[option]
     compare(flash_matrix, half(T=20, S=1300), profile=replace(here, tuned=()), **options)
-    monkeypatch.setitem(launches.MOST_WORK, "discrete", 200_000)
-    compare(flash_matrix, half(), profile=here, **options_of(2, 35, 70, 4)[option])
+    compare(flash_matrix, half(), profile=slow(here, 200_000), **options_of(2, 35, 70, 4)[option])
 
 
 @pytest.mark.device

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.attention.run_attention import run, weak
+from tests.kernels.attention.run_attention import run, slow, weak
 from tests.kernels.attention.test_families import compare, inputs, options_of
 from wgattn import _runtime
 from wgattn._dtypes import float16
-from wgattn._kernels.attention import decode, flash_tiled, launches, plain
+from wgattn._kernels.attention import decode, flash_tiled, plain
 from wgattn._kernels.rotation import Rope
 from wgattn._runtime.profile import DeviceProfile
 
@@ -74,21 +74,19 @@ def test_split_over_workgroups(family: ModuleType, T: int, option: str) -> None:
     ("family", "T"), [(flash_tiled, 70), (flash_tiled, 3), (decode, 1), (plain, 5)], ids=["many", "few", "one", "plain"]
 )
 @pytest.mark.parametrize("option", ["causal", "sinks_empty", "query_lengths"])
-def test_long_calls_are_cut(family: ModuleType, T: int, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_calls_are_cut(family: ModuleType, T: int, option: str) -> None:
     """What would hold a device for long is several dispatches, of which each has its own rows and heads."""
     arrays, options = inputs(B=3, T=T, S=90, N=6, K=2, H=16), options_of(3, T, 90, 6)[option]
     for most in (200_000, 1):
-        monkeypatch.setitem(launches.MOST_WORK, "discrete", most)
-        compare(family, arrays, profile=gpu(), **options)
+        compare(family, arrays, profile=slow(gpu(), most), **options)
 
 
 @pytest.mark.parametrize(("family", "T"), [(flash_tiled, 3), (decode, 1)], ids=["few", "one"])
-def test_sinks_of_each_batch_entry_in_parts(family: ModuleType, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_of_each_batch_entry_in_parts(family: ModuleType, T: int) -> None:
     """Parts of the keys at once, then merged; and cut into launches that begin at other heads and entries."""
     sinks = np.linspace(-2, 4, 18, dtype=np.float32).reshape(3, 6)
     compare(family, inputs(B=3, T=T, S=1300, N=6, K=2, H=16), profile=gpu(), sinks=sinks)
-    monkeypatch.setitem(launches.MOST_WORK, "discrete", 1)
-    compare(family, inputs(B=3, T=T, S=90, N=6, K=2, H=16), profile=gpu(), sinks=sinks)
+    compare(family, inputs(B=3, T=T, S=90, N=6, K=2, H=16), profile=slow(gpu(), 1), sinks=sinks)
 
 
 @pytest.mark.parametrize(("N", "K"), [(3, 1), (8, 1), (9, 1), (24, 2), (40, 1)])

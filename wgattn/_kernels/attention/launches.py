@@ -27,8 +27,8 @@ from wgattn._kernels.kernel import (
 )
 from wgattn._runtime.profile import DeviceProfile, Tuned
 
-# Multiplications that a dispatch of a fast family may have: drivers give up a device that seems to hang. A CPU adapter
-# has no such driver.
+# Multiplications that a dispatch of a fast family may have where nothing was measured: drivers give up a device that
+# seems to hang. A CPU adapter has no such driver.
 MOST_WORK = {"discrete": 1 << 40, "unknown": 1 << 36, "integrated": 1 << 36, "cpu": None}
 # Of an operation a second that was measured: 0.3 s, with half of the operations multiplications, a quarter of them in
 # attention, and four times the clocks that an idle GPU is measured at.
@@ -40,12 +40,12 @@ NOTHING_FILLED = Filled((), {}, {}, {})
 
 
 def most_work(profile: DeviceProfile) -> int | None:
-    """How many multiplications a dispatch of a fast family may have: its kind's, or as many as a weak device has time
-    for. A power of two, so that most measurements of one device agree."""
+    """How many multiplications a dispatch of a fast family may have: what the device does in some 0.3 s, or what its
+    kind is sure to. A power of two, so that most measurements of one device agree."""
     most = MOST_WORK[profile.kind]
     if most is None or not profile.multiply_adds:
         return most
-    return min(most, 1 << math.ceil(math.log2(max(WORK_SHARE * profile.multiply_adds, 1.0))))
+    return 1 << int(math.log2(max(WORK_SHARE * profile.multiply_adds, 1.0)))
 
 
 def splits_for(

@@ -9,14 +9,13 @@ import pytest
 
 from tests.cases import EDGES, HEAD_DIMS
 from tests.kernels.attention.backward.run_gradient import plan_of, reference_gradient, run
-from tests.kernels.attention.run_attention import reference, weak
+from tests.kernels.attention.run_attention import reference, slow, weak
 from tests.kernels.attention.test_families import OPTIONS, inputs, options_of
 from tests.tolerance import check
 from wgattn import _reference, _runtime
 from wgattn._dtypes import bfloat16, float16, float32
 from wgattn._kernels.attention.backward import launches, matrix, plain, tiled
 from wgattn._kernels.attention.backward.choose import FAMILIES
-from wgattn._kernels.attention.launches import MOST_WORK
 from wgattn._kernels.attention.problem import Bound
 from wgattn._kernels.kernel import Launch
 from wgattn._kernels.rotation import Rope
@@ -155,7 +154,7 @@ def test_split_by_binding_limit(family: ModuleType, option: str) -> None:
 
 @pytest.mark.parametrize("family", [tiled, plain], ids=["tiled", "plain"])
 @pytest.mark.parametrize("option", ["causal", "sinks_empty", "query_lengths", "bias", "scale", "rope"])
-def test_long_calls_are_cut(family: ModuleType, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_calls_are_cut(family: ModuleType, option: str) -> None:
     """What would hold a GPU for long is several dispatches, whose sums over rows and query heads are added up."""
     profile = weak(replace(_runtime.current_profile(), kind="discrete"))
     sizes: dict[str, Any] = {"B": 2, "T": 70, "S": 41, "N": 6, "K": 2, "H": 16}
@@ -163,14 +162,12 @@ def test_long_calls_are_cut(family: ModuleType, option: str, monkeypatch: pytest
     slowness = max(getattr(family, "SLOWNESS", launches.SLOWNESS), launches.SCORED_SLOWLY * (option == "bias"))
     for boxes in (3, 20):
         work = 2 * 6 * 70 * 41 * 32
-        monkeypatch.setitem(MOST_WORK, "discrete", slowness * work // boxes)
-        compare(family, arrays, profile=profile, **options)
+        compare(family, arrays, profile=slow(profile, slowness * work // boxes), **options)
 
 
 @pytest.mark.parametrize("family", [tiled, plain], ids=["tiled", "plain"])
-def test_a_row_and_head_a_dispatch(family: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MOST_WORK, "discrete", 1)
-    profile = weak(replace(_runtime.current_profile(), kind="discrete"))
+def test_a_row_and_head_a_dispatch(family: ModuleType) -> None:
+    profile = slow(weak(replace(_runtime.current_profile(), kind="discrete")), 1)
     bias = np.random.default_rng(3).standard_normal((1, 4, 1, 21)).astype(np.float32)
     made = plan_of(family, *drawn(T=5, S=21, H=16), bias=bias, profile=profile)
     swept = [step.variant.name for step in made.plan.steps if isinstance(step, Launch)]
