@@ -138,4 +138,14 @@ fn add_sum(at: u32, four: vec4f) {
     }
     sums[at] = sum;
 }
+
+// Where the sums of a query row start, and those of a key: its own, then its value's.
+fn query_sums(b: u32, t: u32, n: u32) -> u32 {
+    return ((b * parameters.T + t) * parameters.N + n) * (HEAD_DIM / 4u);
+}
+
+fn key_value_sums(b: u32, s: u32, k: u32) -> u32 {
+    let keys = parameters.key_end - parameters.key_first;
+    return ((b * keys + s - parameters.key_first) * key_heads() + k) * (HEAD_DIM / 4u + VALUE_DIM / 4u);
+}
 %% endif

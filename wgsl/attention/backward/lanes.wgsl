@@ -334,7 +334,7 @@ fn lanes_{{ BY }}(
 %% for r in range(ROWS)
     if (row_{{ r }} <= last_own) {
 %% if BY == "query"
-        let at_{{ r }} = ((b * parameters.T + t_{{ r }}) * parameters.N + n_{{ r }}) * {{ head_chunks }}u;
+        let at_{{ r }} = query_sums(b, t_{{ r }}, n_{{ r }});
 %% if problem.query_lengths
         // Rows past the query length have no gradient, whatever lies in them.
         let live_{{ r }} = is_live(b, t_{{ r }});
@@ -347,8 +347,7 @@ fn lanes_{{ BY }}(
 %% endif
 %% endfor
 %% else
-        // A row of sums holds the key's part, then the value's.
-        let at_{{ r }} = ((b * count + row_{{ r }}) * heads + k) * {{ head_chunks + value_chunks }}u;
+        let at_{{ r }} = key_value_sums(b, parameters.key_first + row_{{ r }}, k);
 %% for c in range(head_chunks)
         add_sum(at_{{ r }} + {{ c }}u, head_sum_{{ r }}_{{ c }});
 %% endfor

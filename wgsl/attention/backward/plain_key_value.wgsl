@@ -16,30 +16,19 @@ fn plain_key_value(
     @builtin(num_workgroups) workgroups: vec3u,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    var index = folded_index(workgroup, workgroups);
-    let row = index;
-    let heads = key_heads();
-    let sharing = sharing_heads();
-    let k = index % heads;
-    index /= heads;
-    let keys = parameters.key_end - parameters.key_first;
-    let s = parameters.key_first + index % keys;
-    let b = index / keys;
-    if (b >= parameters.batch) {
-        return;
-    }
+{% include "attention/backward/block_place.wgsl" %}
+    let s = first_own;
 
     let of_key = key_row(b, s - parameters.key_first, k);
     let of_value = value_row(b, s - parameters.key_first, k);
-    let asked = query_rows(b, s, s + 1u);
-    // Items are rows with their heads: item i is head i % sharing of row asked.x + i / sharing.
-    let items = (asked.y - asked.x) * sharing;
+    // Items are rows with their heads: item i is head i % sharing of row span.x + i / sharing.
+    let items = (span.y - span.x) * sharing;
     var key_total: array<vec4f, HEAD_COLUMNS>;
     var value_total: array<vec4f, VALUE_COLUMNS>;
     for (var tile = 0u; tile < items; tile += WORKGROUP) {
         var share = Share(0.0, 0.0, 0.0);
         if (tile + thread < items) {
-            let t = asked.x + (tile + thread) / sharing;
+            let t = span.x + (tile + thread) / sharing;
             let n = k * sharing + (tile + thread) % sharing;
             let of_query = query_row(b, t, n);
             let of_grad = grad_out_row(b, t, n);
@@ -60,7 +49,7 @@ fn plain_key_value(
             let factor = by_score[j];
             let weight_of_row = weights[j];
             if (factor != 0.0 || weight_of_row != 0.0) {
-                let t = asked.x + (tile + j) / sharing;
+                let t = span.x + (tile + j) / sharing;
                 let n = k * sharing + (tile + j) % sharing;
                 let of_query = query_row(b, t, n);
                 for (var i = 0u; i < HEAD_COLUMNS; i++) {
@@ -74,8 +63,7 @@ fn plain_key_value(
         }
         workgroupBarrier();
     }
-    // A row of sums holds the key's part, then the value's.
-    let at = row * (HEAD_DIM / 4u + VALUE_DIM / 4u);
+    let at = key_value_sums(b, s, k);
     for (var i = 0u; i < HEAD_COLUMNS; i++) {
         let chunk = thread + i * WORKGROUP;
         if (chunk < HEAD_DIM / 4u) {

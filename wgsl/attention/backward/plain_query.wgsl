@@ -14,27 +14,18 @@ fn plain_query(
     @builtin(num_workgroups) workgroups: vec3u,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    var index = folded_index(workgroup, workgroups);
-    let row = index;
-    let n = index % parameters.N;
-    index /= parameters.N;
-    let t = index % parameters.T;
-    let b = index / parameters.T;
-    if (b >= parameters.batch) {
-        return;
-    }
+{% include "attention/backward/block_place.wgsl" %}
+    let t = first_own;
 
-    let k = key_head(n);
     let of_query = query_row(b, t, n);
     let of_grad = grad_out_row(b, t, n);
     let kept = kept_keys(b, t);
-    let keys = block_keys(b, t, t, parameters.key_first, parameters.key_end);
     let own = statistics_of(b, t, n);
     var total: array<vec4f, HEAD_COLUMNS>;
-    for (var tile = keys.x; tile < keys.y; tile += WORKGROUP) {
+    for (var tile = span.x; tile < span.y; tile += WORKGROUP) {
         let s = tile + thread;
         var share = 0.0;
-        if (s < keys.y) {
+        if (s < span.y) {
             let of_key = key_row(b, s - parameters.key_first, k);
             let of_value = value_row(b, s - parameters.key_first, k);
             var product = vec4f();
@@ -49,7 +40,7 @@ fn plain_query(
         }
         by_score[thread] = share;
         workgroupBarrier();
-        for (var j = 0u; j < min(WORKGROUP, keys.y - tile); j++) {
+        for (var j = 0u; j < min(WORKGROUP, span.y - tile); j++) {
             let factor = by_score[j];
             // A key that adds nothing is not read, so nothing of it can reach the row.
             if (factor != 0.0) {
@@ -64,7 +55,7 @@ fn plain_query(
     for (var i = 0u; i < HEAD_COLUMNS; i++) {
         let chunk = thread + i * WORKGROUP;
         if (chunk < HEAD_DIM / 4u) {
-            add_sum(row * (HEAD_DIM / 4u) + chunk, total[i]);
+            add_sum(query_sums(b, t, n) + chunk, total[i]);
         }
     }
 }

@@ -34,16 +34,6 @@
 
 // STAGED · 16 bytes
 var<workgroup> staged: array<vec4f, STAGED>;
-
-// Where the sums of an own row start.
-fn sums_row(own: u32, b: u32, head: u32) -> u32 {
-%% if by_query
-    return ((b * parameters.T + own) * parameters.N + head) * HEAD_CHUNKS;
-%% else
-    let keys = parameters.key_end - parameters.key_first;
-    return ((b * keys + own - parameters.key_first) * key_heads() + head) * (HEAD_CHUNKS + VALUE_CHUNKS);
-%% endif
-}
 {# Row r of a thread's own, and item i of its streamed ones, from the first of the tile. #}
 {% macro own_row(r) %}(4u * (down + {{ r }} / 4u * DOWN) + {{ r }} % 4u){% endmacro %}
 {% macro item(i) %}(4u * (across + {{ i }} / 4u * ACROSS) + {{ i }} % 4u){% endmacro %}
@@ -53,9 +43,9 @@ fn sums_row(own: u32, b: u32, head: u32) -> u32 {
     if (own_{{ r }} < own_end && {{ c }}u * ACROSS + across < {{ chunks }}) {
 %% if by_query
         // Rows past the query length have no gradient, whatever lies in them.
-        add_sum(sums_row(own_{{ r }}, b, head) + {{ c }}u * ACROSS + across, select(vec4f(), {{ name }}_{{ r }}_{{ c }}, is_live(b, own_{{ r }})));
+        add_sum(query_sums(b, own_{{ r }}, n) + {{ c }}u * ACROSS + across, select(vec4f(), {{ name }}_{{ r }}_{{ c }}, is_live(b, own_{{ r }})));
 %% else
-        add_sum(sums_row(own_{{ r }}, b, head) + {{ offset }}{{ c }}u * ACROSS + across, {{ name }}_{{ r }}_{{ c }});
+        add_sum(key_value_sums(b, own_{{ r }}, k) + {{ offset }}{{ c }}u * ACROSS + across, {{ name }}_{{ r }}_{{ c }});
 %% endif
     }
 %% endfor
@@ -68,52 +58,18 @@ fn tiled(
     @builtin(num_workgroups) workgroups: vec3u,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    // Heads lie closest, so that workgroups of one key/value head run together; blocks of rows furthest.
-    var index = folded_index(workgroup, workgroups);
-%% if by_query
-    let heads = parameters.N;
-    let blocks = (parameters.T + OWN - 1u) / OWN;
-%% else
-    let heads = key_heads();
-    let sharing = sharing_heads();
-    let blocks = (parameters.key_end - parameters.key_first + OWN - 1u) / OWN;
-%% endif
-    let head = index % heads;
-    index /= heads;
-    let b = index % parameters.batch;
-    index /= parameters.batch;
-    if (index >= blocks) {
-        return;
-    }
+{% include "attention/backward/block_place.wgsl" %}
     // Neighbours read the same streamed rows, and the next but one the same own ones: 16 bytes a thread are then read
     // half a subgroup at once.
     let across = thread / 2u % ACROSS;
     let down = thread / (2u * ACROSS) * 2u + thread % 2u;
     let scale = query_scale(b);
 %% if by_query
-    // The last rows keep the most keys under a causal mask: they start first.
-    let first_own = (blocks - 1u - index) * OWN;
-    let own_end = parameters.T;
-    let last_own = min(first_own + OWN, own_end) - 1u;
     let last_read = min(last_own, max(query_length(b), parameters.t_first + 1u) - parameters.t_first - 1u);
-    let n = head;
-    let k = key_head(n);
-    let span = block_keys(b, first_own, last_own, parameters.key_first, parameters.key_end);
     let q_rows = query_row(b, 0u, n);
     let g_rows = grad_out_row(b, 0u, n);
 %% else
-    // The first keys are kept by the most rows under a causal mask: they start first.
-    let first_own = parameters.key_first + index * OWN;
-    let own_end = parameters.key_end;
-    let last_own = min(first_own + OWN, own_end) - 1u;
     let last_read = last_own;
-    let k = head;
-%% if KEPT
-    var span = query_rows(b, first_own, last_own + 1u);
-    span.x -= span.x % 4u;
-%% else
-    let span = query_rows(b, first_own, last_own + 1u);
-%% endif
 %% endif
     let k_rows = key_rows(b, k);
     let v_rows = value_rows(b, k);
@@ -138,7 +94,7 @@ fn tiled(
 %% endfor
 %% endif
 %% endfor
-    for (var tile = span.x; tile < span.y; tile += STREAM) {
+    for (var tile = span.x{{ " / 4u * 4u" if KEPT }}; tile < span.y; tile += STREAM) {
         let tile_last = min(tile + STREAM, span.y) - 1u;
 %% if problem.segments
 %% if by_query

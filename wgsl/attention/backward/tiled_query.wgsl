@@ -19,22 +19,9 @@ fn tiled_query(
     @builtin(num_workgroups) workgroups: vec3u,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    var index = folded_index(workgroup, workgroups);
-    let n = index % parameters.N;
-    index /= parameters.N;
-    let b = index % parameters.batch;
-    index /= parameters.batch;
-    let blocks = (parameters.T + OWN - 1u) / OWN;
-    if (index >= blocks) {
-        return;
-    }
+{% include "attention/backward/block_place.wgsl" %}
     let across = thread / 2u % ACROSS;
     let down = thread / (2u * ACROSS) * 2u + thread % 2u;
-    // The last rows keep the most keys under a causal mask: they start first.
-    let first_own = (blocks - 1u - index) * OWN;
-    let last_own = min(first_own + OWN, parameters.T) - 1u;
-    let k = key_head(n);
-    let span = block_keys(b, first_own, last_own, parameters.key_first, parameters.key_end);
     let k_rows = key_rows(b, k);
 %% for r in own_rows
 %% for c in columns
@@ -97,7 +84,7 @@ fn tiled_query(
 %% for c in columns
         if (own < parameters.T && {{ c }}u * ACROSS + across < HEAD_CHUNKS) {
             // Rows past the query length have no gradient, whatever lies in them.
-            add_sum(((b * parameters.T + own) * parameters.N + n) * HEAD_CHUNKS + {{ c }}u * ACROSS + across, select(vec4f(), sum_{{ r }}_{{ c }}, is_live(b, own)));
+            add_sum(query_sums(b, own, n) + {{ c }}u * ACROSS + across, select(vec4f(), sum_{{ r }}_{{ c }}, is_live(b, own)));
         }
 %% endfor
     }

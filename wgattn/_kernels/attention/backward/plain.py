@@ -68,7 +68,12 @@ def _sweep(problem: GradientProblem, by: str) -> Variant:
         sweep,
         sweep_bindings(sweep, sums_binding()),
         (*GRAD_OUT, *ADDING),
-        (("HEAD_COLUMNS", _columns(sweep.head_dim)), ("VALUE_COLUMNS", _columns(sweep.value_dim))),
+        (
+            ("BY", by),
+            ("OWN", 1),
+            ("HEAD_COLUMNS", _columns(sweep.head_dim)),
+            ("VALUE_COLUMNS", _columns(sweep.value_dim)),
+        ),
         workgroup_bytes=arrays * WORKGROUP * 4,
     ).because((), "nothing faster takes this problem on this device")
 

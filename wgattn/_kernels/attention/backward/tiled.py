@@ -221,18 +221,8 @@ def _from_scores(problem: GradientProblem, profile: DeviceProfile, tile: Tile) -
     chunks, a_key = sweep.head_dim // 4, tile.own // 4 + tile.columns(sweep.head_dim) * tile.across
     most = min(MOST_STAGED, profile.limits.workgroup_bytes)
     staged = next((keys for keys in (32, 16, 8) if keys * a_key * 16 <= most), 4)
-    own = {
-        "WORKGROUP": tile.threads,
-        "ACROSS": tile.across,
-        "DOWN": tile.down,
-        "ROWS": tile.rows,
-        "ITEMS": tile.items,
-        "OWN": tile.own,
-        "OWN_QUADS": tile.own // 4,
-        "OWN_MASK": min(tile.down, 8) - 1,
+    own = _shape(sweep, tile, "query") | {
         "STAGED": staged,
-        "HEAD_CHUNKS": chunks,
-        "HEAD_COLUMNS": tile.columns(sweep.head_dim),
         "FACTOR_PIECES": -(-staged * tile.own // 4 // tile.threads),
         "KEY_PIECES": -(-staged * chunks // tile.threads),
     }
@@ -270,23 +260,12 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, kept: bool
         f"d{4 * stages['HEAD_STAGE']}",
         *(("kept",) if kept else ()),
     )
-    own = {
-        "BY": by,
+    own = _shape(sweep, tile, by) | {
         "KEPT": kept,
-        "WORKGROUP": tile.threads,
-        "ACROSS": tile.across,
-        "DOWN": tile.down,
-        "ROWS": tile.rows,
-        "ITEMS": tile.items,
-        "OWN": tile.own,
         "STREAM": tile.stream,
-        "OWN_QUADS": tile.own // 4,
         "STREAM_QUADS": tile.stream // 4,
-        "OWN_MASK": min(tile.down, 8) - 1,
         "STREAM_MASK": min(tile.across, 8) - 1,
-        "HEAD_CHUNKS": sweep.head_dim // 4,
         "VALUE_CHUNKS": sweep.value_dim // 4,
-        "HEAD_COLUMNS": tile.columns(sweep.head_dim),
         "VALUE_COLUMNS": tile.columns(sweep.value_dim),
         "AT_ONCE": tile.at_once(sweep, by),
         **stages,
@@ -304,6 +283,23 @@ def _sweep(problem: GradientProblem, profile: DeviceProfile, by: str, kept: bool
         (),
         f"tiles of {tile.own} own and {tile.stream} streamed rows, each thread with {tile.rows} × {tile.items} pairs",
     )
+
+
+def _shape(sweep: AttentionProblem, tile: Tile, by: str) -> dict[str, object]:
+    """The constants of a tile's threads and own rows."""
+    return {
+        "BY": by,
+        "WORKGROUP": tile.threads,
+        "ACROSS": tile.across,
+        "DOWN": tile.down,
+        "ROWS": tile.rows,
+        "ITEMS": tile.items,
+        "OWN": tile.own,
+        "OWN_QUADS": tile.own // 4,
+        "OWN_MASK": min(tile.down, 8) - 1,
+        "HEAD_CHUNKS": sweep.head_dim // 4,
+        "HEAD_COLUMNS": tile.columns(sweep.head_dim),
+    }
 
 
 def _most(problem: GradientProblem, profile: DeviceProfile, tile: Tile, by: str) -> int | None:
