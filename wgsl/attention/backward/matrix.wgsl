@@ -215,41 +215,13 @@ fn paired(first: u32, end: u32, kept: Kept) -> vec4<bool> {
 }
 
 %% endif
-%% if not DIRECT
-// Where the sums of an own row start.
-fn sums_row(row: u32, b: u32, head: u32) -> u32 {
-%% if BY == "query"
-    return ((b * parameters.T + row) * parameters.N + head) * HEAD_CHUNKS;
-%% else
-    let keys = parameters.key_end - parameters.key_first;
-    return ((b * keys + row - parameters.key_first) * key_heads() + head) * (HEAD_CHUNKS + VALUE_CHUNKS);
-%% endif
-}
-
-%% endif
 @compute @workgroup_size(WORKGROUP)
 fn matrix(
     @builtin(workgroup_id) workgroup: vec3u,
     @builtin(num_workgroups) workgroups: vec3u,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    // Heads lie closest, so that workgroups of one key/value head run together; blocks of rows furthest.
-    var index = folded_index(workgroup, workgroups);
-%% if BY == "query"
-    let heads = parameters.N;
-    let blocks = (parameters.T + OWN - 1u) / OWN;
-%% else
-    let heads = key_heads();
-    let sharing = sharing_heads();
-    let blocks = (parameters.key_end - parameters.key_first + OWN - 1u) / OWN;
-%% endif
-    let head = index % heads;
-    index /= heads;
-    let b = index % parameters.batch;
-    index /= parameters.batch;
-    if (index >= blocks) {
-        return;
-    }
+{% include "attention/backward/block_place.wgsl" %}
     let subgroup = thread / 32u;
     let row = thread % 16u;
     let half = thread % 32u / 16u;
@@ -260,22 +232,9 @@ fn matrix(
     matrix_lane = thread % 32u;
 %% endif
 %% if BY == "query"
-    // The last rows keep the most keys under a causal mask: they start first.
-    let first_own = (blocks - 1u - index) * OWN;
-    let own_end = parameters.T;
-    let last_own = min(first_own + OWN, own_end) - 1u;
-    let n = head;
-    let k = key_head(n);
-    let span = block_keys(b, first_own, last_own, parameters.key_first, parameters.key_end);
     let own_live = min(own_end, max(query_length(b), parameters.t_first) - parameters.t_first);
 %% else
-    // The first keys are kept by the most rows under a causal mask: they start first.
-    let first_own = parameters.key_first + index * OWN;
-    let own_end = parameters.key_end;
-    let last_own = min(first_own + OWN, own_end) - 1u;
-    let k = head;
     var n = k * sharing;
-    let span = query_rows(b, first_own, last_own + 1u);
     let own_live = own_end;
 %% endif
     // The subgroup's own rows, and what they may have pairs with.
@@ -418,10 +377,16 @@ fn matrix(
         }
 %% endif
 %% if DIRECT
-{% set row = "grad_query_row(b, own_%d, n)" % r if BY == "query" else "grad_%s_row(b, own_%d - parameters.key_first, k)" % ("key" if name == "head" else "value", r) %}
-        {{ "grad_query" if BY == "query" else "grad_key" if name == "head" else "grad_value" }}[{{ row }} / 8u + {{ 2 * c }}u + half] = eight({{ "natural * " if name == "head" }}low, {{ "natural * " if name == "head" }}high);
+{% set of = "value" if name == "value" else "query" if BY == "query" else "key" %}
+{% set row = "grad_query_row(b, own_%d, n)" % r if BY == "query" else "grad_%s_row(b, own_%d - parameters.key_first, k)" % (of, r) %}
+%% if not problem.exact_dims
+        if ({{ 2 * c }}u + half < {{ tiles.live_words(of) }})
+%% endif
+        {
+            grad_{{ of }}[{{ row }} / 8u + {{ 2 * c }}u + half] = eight({{ "natural * " if name == "head" }}low, {{ "natural * " if name == "head" }}high);
+        }
 %% else
-        let at = sums_row(own_{{ r }}, b, head) + {{ offset + 4 * c }}u + 2u * half;
+        let at = {{ "query_sums(b, own_%d, n)" % r if BY == "query" else "key_value_sums(b, own_%d, k)" % r }} + {{ offset + 4 * c }}u + 2u * half;
         add_sum(at, low);
         add_sum(at + 1u, high);
 %% endif

@@ -25,19 +25,7 @@ fn matrix_query(
     @builtin(num_workgroups) workgroups: vec3u,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    var index = folded_index(workgroup, workgroups);
-    let n = index % parameters.N;
-    index /= parameters.N;
-    let b = index % parameters.batch;
-    index /= parameters.batch;
-    let row_blocks = (parameters.T + OWN - 1u) / OWN;
-    if (index >= row_blocks) {
-        return;
-    }
-    // The last rows keep the most keys under a causal mask: they start first.
-    let first_own = (row_blocks - 1u - index) * OWN;
-    let last_own = min(first_own + OWN, parameters.T) - 1u;
-    let k = key_head(n);
+{% include "attention/backward/block_place.wgsl" %}
     let subgroup = thread / 32u;
     let row = thread % 16u;
     let half = thread % 32u / 16u;
@@ -45,8 +33,7 @@ fn matrix_query(
 %% if EMULATED
     matrix_lane = thread % 32u;
 %% endif
-    var span = block_keys(b, first_own, last_own, parameters.key_first, parameters.key_end);
-    span.x = parameters.key_first + (span.x - parameters.key_first) / 16u * 16u;
+    let start = parameters.key_first + (span.x - parameters.key_first) / 16u * 16u;
 %% for r in blocks
     let from_{{ r }} = first_own + (subgroup * BLOCKS + {{ r }}u) * 16u;
     var span_{{ r }} = vec2u();
@@ -66,7 +53,7 @@ fn matrix_query(
 %% endfor
     var half_at = 0u;
     // The first turn only reads.
-    for (var staged = span.x; staged < span.y + STAGED; staged += STAGED) {
+    for (var staged = start; staged < span.y + STAGED; staged += STAGED) {
         {{ "workgroupBarrier();" if EMULATED }}
 %% for r in blocks
 %% for t in columns
@@ -75,13 +62,14 @@ fn matrix_query(
 %% endfor
         {{ "workgroupBarrier();" if EMULATED }}
         if (staged < span.y) {
+{% set column = ("min(i %% %du, parameters.H / 8u - 1u)" if not problem.exact_dims else "i %% %du") % HEAD_EIGHTS %}
 %% for i in range(HEAD_PIECES)
             {
                 let i = thread + {{ i }}u * WORKGROUP;
                 let at = staged + i / {{ HEAD_EIGHTS }}u;
                 piece_{{ i }} = vec4u();
                 if ({{ "i < STAGED * %du && " % HEAD_EIGHTS if (i + 1) * WORKGROUP > STAGED * HEAD_EIGHTS }}at < span.y) {
-                    piece_{{ i }} = key[(base + (at - parameters.key_first) * parameters.key_s) / 8u + i % {{ HEAD_EIGHTS }}u];
+                    piece_{{ i }} = key[(base + (at - parameters.key_first) * parameters.key_s) / 8u + {{ column }}];
                 }
             }
 %% endfor
@@ -97,7 +85,7 @@ fn matrix_query(
         }
 %% endfor
 %% endfor
-        if (staged > span.x) {
+        if (staged > start) {
 %% for t in columns
 %% for r in blocks
             let by_score_{{ r }}_{{ t }} = {{ matrices.load("left", "exchange", "exchange_at + %du * PITCH + %du" % (16 * r, 2 * t), "PITCH") }};
@@ -132,7 +120,7 @@ fn matrix_query(
     {{ "workgroupBarrier();" if EMULATED }}
     {{ matrices.store("exchange", "exchange_at", "PITCH", "sum_%d_%d" % (r, c)) }};
     {{ "workgroupBarrier();" if EMULATED }}
-    if (from_{{ r }} + row < parameters.T) {
+    if (from_{{ r }} + row < parameters.T{{ " && %du + half < parameters.H / 8u" % (2 * c) if not problem.exact_dims }}) {
         let low = natural * bitcast<vec4f>(exchange[exchange_at + row * PITCH + 2u * half]);
         let high = natural * bitcast<vec4f>(exchange[exchange_at + row * PITCH + 2u * half + 1u]);
         grad_query[grad_query_row(b, from_{{ r }} + row, n) / 8u + {{ 2 * c }}u + half] = eight(low, high);

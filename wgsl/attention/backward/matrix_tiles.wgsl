@@ -1,5 +1,6 @@
 {# Macros: how the backward kernel on matrix units brings rows into workgroup memory, and multiplies them there. Import
-   it with its context. A row is copied 16 bytes at a time where `WIDE`, and by the shared readers elsewhere. #}
+   it with its context. A row is copied 16 bytes at a time where `WIDE`, and by the shared readers elsewhere. Where its
+   head dim is less than its class, the words that pad it are zero since own rows were staged, and stay so. #}
 {% import "shared/matrices.wgsl" as matrices with context %}
 {% set blocks = range(BLOCKS) %}
 {% set columns = range(STREAM_BLOCKS) %}
@@ -14,6 +15,10 @@
 {% macro words(name, at, chunk) -%}
 {% if WIDE %}{{ name }}[({{ at }}) / 8u + {{ chunk }}]{% else %}eight(load_{{ name }}({{ at }}, 2u * ({{ chunk }})), load_{{ name }}({{ at }}, 2u * ({{ chunk }}) + 1u)){% endif %}
 {%- endmacro %}
+
+{# How many such words a row has that are no padding. #}
+{% macro live_words(name) %}parameters.{{ "H" if name in ("query", "key") else "Hv" }} / 8u{% endmacro %}
+{% set padded = WIDE and not problem.exact_dims %}
 
 {# The place in what is bound of row `i`, counted as the kernel counts: keys within the whole call. #}
 {% macro row(name, i, head) -%}
@@ -36,7 +41,7 @@
         for (var i = thread; i < STAGED * {{ eights }}u; i += WORKGROUP) {
             let at = first_own + first + i / {{ eights }}u;
             var four = vec4u();
-            if (at < own_live) {
+            if (at < own_live{{ " && i %% %du < %s" % (eights, live_words(name)) if padded }}) {
                 four = {{ words(name, row(name, "at", own_head), "i %% %du" % eights) }};
             }
             {{ side }}_tile[i / {{ eights }}u * {{ pitch }} + i % {{ eights }}u] = four;
@@ -80,7 +85,7 @@ fn larger(most: u32, words: vec4u) -> u32 {
     var found_{{ r }} = 0u;
     if (own_{{ r }} < own_live) {
         let at = {{ row(own_names[1], "own_%d" % r, own_head) }};
-        for (var i = half; i < {{ VALUE_EIGHTS }}u; i += 2u) {
+        for (var i = half; i < {{ live_words(own_names[1]) if padded else "%du" % VALUE_EIGHTS }}; i += 2u) {
             found_{{ r }} = larger(found_{{ r }}, {{ words(own_names[1], "at", "i") }});
         }
     }
@@ -107,7 +112,7 @@ fn larger(most: u32, words: vec4u) -> u32 {
 {% macro fetch(tile, head) %}
 %% if WIDE
 %% for name, pieces, eights in ((stream_names[0], HEAD_PIECES, HEAD_EIGHTS), (stream_names[1], VALUE_PIECES, VALUE_EIGHTS))
-{% set step = "s" if BY == "query" else "t" %}
+{% set column = ("min(i %% %du, %s - 1u)" % (eights, live_words(name)) if padded else "i %% %du" % eights) %}
 %% for i in range(pieces)
         {
             let i = thread + {{ i }}u * WORKGROUP;
@@ -115,9 +120,9 @@ fn larger(most: u32, words: vec4u) -> u32 {
             {{ name }}_{{ i }} = vec4u();
             if ({{ "i < STAGED * %du && " % eights if (i + 1) * WORKGROUP > STAGED * eights }}at < span.y) {
 %% if BY == "query"
-                {{ name }}_{{ i }} = {{ name }}[({{ name }}_base + (at - parameters.key_first) * parameters.{{ name }}_s) / 8u + i % {{ eights }}u];
+                {{ name }}_{{ i }} = {{ name }}[({{ name }}_base + (at - parameters.key_first) * parameters.{{ name }}_s) / 8u + {{ column }}];
 %% else
-                {{ name }}_{{ i }} = {{ name }}[({{ name }}_base + at * parameters.{{ name }}_t + {{ head }} * parameters.{{ name }}_n) / 8u + i % {{ eights }}u];
+                {{ name }}_{{ i }} = {{ name }}[({{ name }}_base + at * parameters.{{ name }}_t + {{ head }} * parameters.{{ name }}_n) / 8u + {{ column }}];
 %% endif
             }
         }
@@ -137,12 +142,16 @@ fn larger(most: u32, words: vec4u) -> u32 {
 %% for side, name, pieces, eights, pitch in (("head", stream_names[0], HEAD_PIECES, HEAD_EIGHTS, "HEAD_PITCH"), ("value", stream_names[1], VALUE_PIECES, VALUE_EIGHTS, "VALUE_PITCH"))
 %% if WIDE
 %% for i in range(pieces)
-%% if (i + 1) * WORKGROUP > STAGED * eights
-        if (thread + {{ i }}u * WORKGROUP < STAGED * {{ eights }}u)
-%% endif
         {
             let i = thread + {{ i }}u * WORKGROUP;
-            {{ side }}_tile[i / {{ eights }}u * {{ pitch }} + i % {{ eights }}u] = {{ name }}_{{ i }};
+%% if padded
+            if (i < STAGED * {{ eights }}u && i % {{ eights }}u < {{ live_words(name) }})
+%% elif (i + 1) * WORKGROUP > STAGED * eights
+            if (i < STAGED * {{ eights }}u)
+%% endif
+            {
+                {{ side }}_tile[i / {{ eights }}u * {{ pitch }} + i % {{ eights }}u] = {{ name }}_{{ i }};
+            }
         }
 %% endfor
 %% else

@@ -72,19 +72,23 @@ def test_tiles(option: str, here: DeviceProfile) -> None:
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("heads", [0, 2])
-def test_kept_scores(heads: int, here: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query's gradient from gradients by scores, two heads kept at a time; from a sweep where none is."""
+@pytest.mark.parametrize(("heads", "H"), [(0, 16), (2, 16), (2, 24)])
+def test_kept_scores(heads: int, H: int, here: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query's gradient from gradients by scores, two heads kept at a time; from a sweep where none is.
+
+    Padded rows are copied 16 bytes at a time too, and written so.
+    """
     monkeypatch.setattr(matrix, "MOST_KEPT", 2 * heads * 3 * 5 * 512)
     monkeypatch.setattr(launches, "KEPT_WORKGROUPS", 1)
-    made = plan_of(matrix, *half(), profile=here, is_causal=True).plan
+    made = plan_of(matrix, *half(H=H), profile=here, is_causal=True).plan
     names = [step.variant.name for step in made.steps if isinstance(step, Launch)]
     assert sum("from_scores" in name for name in names) == (2 if heads else 0)
-    compare(matrix, half(), profile=here, is_causal=True)
+    assert all("-h32p-" in name for name in names if "backward_matrix" in name) == (H == 24)
+    compare(matrix, half(H=H), profile=here, is_causal=True)
 
 
 @pytest.mark.device
-@pytest.mark.parametrize(("H", "Hv"), [(20, 17), (16, 32), (7, 8)])
+@pytest.mark.parametrize(("H", "Hv"), [(20, 17), (16, 32), (7, 8), (8, 24)])
 def test_head_dims(H: int, Hv: int, here: DeviceProfile) -> None:
     """Padded rows, rows that start inside a word, and Hv that differs."""
     compare(matrix, half(B=1, H=H, Hv=Hv), profile=here, is_causal=True)
@@ -132,9 +136,11 @@ def test_large_scores(here: DeviceProfile) -> None:
 
 
 @pytest.mark.device
-def test_nothing_past_the_lengths_is_read(here: DeviceProfile) -> None:
-    """NaN past the lengths, in every operand, reaches no gradient; the gradients there are 0."""
-    arrays = half(T=40)
+@pytest.mark.parametrize("H", [16, 24])
+def test_nothing_past_the_lengths_is_read(H: int, here: DeviceProfile) -> None:
+    """NaN past the lengths, in every operand, reaches no gradient, not by way of padding either; the gradients there
+    are 0."""
+    arrays = half(T=40, H=H)
     queries, keys = np.array([33, 0], np.int32), np.array([50, 7], np.int32)
     for array, lengths in zip(arrays, (queries, queries, keys, keys), strict=True):
         for b, length in enumerate(lengths):

@@ -222,7 +222,7 @@ def _tile(problem: GradientProblem, profile: DeviceProfile, by: str) -> Tile:
 
 def _wide(problem: GradientProblem) -> bool:
     """Rows that start and end at multiples of 16 bytes are copied as they are; others go through the shared readers."""
-    return problem.aligned == 16 and problem.sweep.exact_dims
+    return problem.aligned == 16
 
 
 def _sweep(
@@ -246,28 +246,17 @@ def _sweep(
     results = tuple(Binding(of, "write", "vec4<u32>") for of, *_ in made) or (sums_binding(),)
     bound = sweep_bindings(sweep, *results, *((SCORES_MADE,) if kept else ()))
     fields: tuple[tuple[str, Scalar], ...] = (*GRAD_OUT, *ADDING, *LARGEST)
-    own: dict[str, object] = {
-        "BY": by,
+    own = _shape(sweep, tile, by, emulated) | {
         "WIDE": wide,
         "DIRECT": direct,
         "KEPT": kept,
-        "EMULATED": emulated,
-        "WORKGROUP": tile.threads,
-        "SUBGROUPS": tile.subgroups,
-        "BLOCKS": tile.blocks,
-        "OWN": tile.own,
         "STREAM": tile.stream,
-        "STAGED": tile.staged,
         "STREAM_BLOCKS": tile.stream // SIDE,
-        "HEAD_STEPS": sweep.head_dim // SIDE,
         "VALUE_STEPS": sweep.value_dim // SIDE,
-        "HEAD_EIGHTS": sweep.head_dim // 8,
         "VALUE_EIGHTS": sweep.value_dim // 8,
         "HEAD_CHUNKS": sweep.head_dim // 4,
         "VALUE_CHUNKS": sweep.value_dim // 4,
-        "HEAD_PIECES": -(-tile.staged * sweep.head_dim // 8 // tile.threads),
         "VALUE_PIECES": -(-tile.staged * sweep.value_dim // 8 // tile.threads),
-        "LARGEST_PARTS": LARGEST_PARTS,
         "EXCHANGE": EXCHANGE,
         **tile.pitches(sweep),
     }
@@ -302,22 +291,9 @@ def _from_scores(problem: GradientProblem, profile: DeviceProfile, tile: Tile) -
         Binding("grad_query", "write", "vec4<u32>"),
     )
     placed = (("key", "s", "k"), ("grad_query", "t", "n"))
-    own: dict[str, object] = {
-        "BY": "query",
-        "WIDE": True,
-        "EMULATED": emulated,
-        "WORKGROUP": tile.threads,
-        "SUBGROUPS": tile.subgroups,
-        "BLOCKS": tile.blocks,
-        "OWN": tile.own,
-        "STAGED": tile.staged,
-        "STREAM_BLOCKS": 1,
-        "HEAD_STEPS": sweep.head_dim // SIDE,
-        "HEAD_EIGHTS": sweep.head_dim // 8,
-        "HEAD_PIECES": -(-tile.staged * sweep.head_dim // 8 // tile.threads),
+    own = _shape(sweep, tile, "query", emulated) | {
         "HEAD_PITCH": sweep.head_dim // 8 + 1,
         "PITCH": _from_scores_pitch(tile),
-        "LARGEST_PARTS": LARGEST_PARTS,
         "rows_placed": placed,
     }
     kernel = shader(
@@ -338,6 +314,23 @@ def _from_scores(problem: GradientProblem, profile: DeviceProfile, tile: Tile) -
     )
     reason = f"matrix units: tiles of {tile.own} rows, gradients by scores of {tile.staged} keys at a time"
     return replace(kernel, features=matrix_features(profile)).because((), reason)
+
+
+def _shape(sweep: AttentionProblem, tile: Tile, by: str, emulated: bool) -> dict[str, object]:
+    """The constants of a tile's subgroups, own rows, and rows of head_dim that stream by."""
+    return {
+        "BY": by,
+        "EMULATED": emulated,
+        "WORKGROUP": tile.threads,
+        "SUBGROUPS": tile.subgroups,
+        "BLOCKS": tile.blocks,
+        "OWN": tile.own,
+        "STAGED": tile.staged,
+        "HEAD_STEPS": sweep.head_dim // SIDE,
+        "HEAD_EIGHTS": sweep.head_dim // 8,
+        "HEAD_PIECES": -(-tile.staged * sweep.head_dim // 8 // tile.threads),
+        "LARGEST_PARTS": LARGEST_PARTS,
+    }
 
 
 def _places(of: str, *axes: str) -> tuple[tuple[str, Scalar], ...]:
