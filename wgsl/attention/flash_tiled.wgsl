@@ -8,7 +8,8 @@
 // What threads share is float32 in workgroup memory, little at a time, so that several workgroups find room: first
 // STAGE_CHUNKS · 4 head dims of Q and K, turned, a dim a line, of which a thread reads ROWS + KEYS numbers for
 // ROWS · KEYS products; then weights, turned too, and values of STAGE_KEYS keys, a key a line.
-// In turned lines quad q lies at q ^ (line / 4 & mask): then neither writes nor reads meet many bank conflicts.
+// In turned lines quad q lies at q ^ (line / 4 & mask), of weights at q ^ (line / 4 * 2 & mask), as two threads beside
+// each other write two quads of the same keys: then neither writes nor reads meet many bank conflicts.
 // Rows are query rows of HEADS heads of one group: row r is head r % HEADS at t + r / HEADS.
 {% set row_quads = range(ROWS // 4) %}
 {% set key_quads = range(KEYS // 4) %}
@@ -207,9 +208,12 @@ fn flash_tiled(
         workgroupBarrier();
 %% for j in row_quads
         {
-            {{ reduce("high_%d" % j, j, "max(%s, %s)") }}
-            // A maximum is followed where it grew much: weights stay far from overflow, and rescaling is rare.
-            if (any(high_{{ j }} > top_{{ j }} + SLACK)) {
+{% set join = reduce("high_%d" % j, j, "max(%s, %s)") %}
+            {{ join if not SHUFFLES }}
+            // A maximum is followed where it grew much: weights stay far from overflow, and rescaling is rare. A thread'''s
+            // own keys say whether one did.
+            if ({{ "subgroupAny" if SHUFFLES }}(any(high_{{ j }} > top_{{ j }} + SLACK))) {
+                {{ join if SHUFFLES }}
                 high_{{ j }} = max(high_{{ j }}, top_{{ j }});
                 let fade = decay_four(top_{{ j }}, high_{{ j }});
                 top_{{ j }} = high_{{ j }};
@@ -248,7 +252,7 @@ fn flash_tiled(
             {
                 let quad = across + {{ i }}u * ACROSS - first / 4u;
                 if (quad < STAGE_KEYS / 4u) {
-                    let at = 4u * quad * ROW_QUADS + (down ^ (quad & ROW_MASK));
+                    let at = 4u * quad * ROW_QUADS + (down ^ ((2u * quad) & ROW_MASK));
 %% for e in range(4)
 %% for j in row_quads
                     staged[at + {{ e }}u * ROW_QUADS + {{ j }}u * DOWN] = x_{{ 4 * i + e }}_{{ j }};
@@ -268,7 +272,7 @@ fn flash_tiled(
 %% for line in range(VALUE_TURN)
 {% set four = line // 4 * 4 %}
 %% if line == four
-                let w_at_{{ line }} = (turn + {{ line }}u) * ROW_QUADS + (down ^ ((turn / 4u + {{ line // 4 }}u) & ROW_MASK));
+                let w_at_{{ line }} = (turn + {{ line }}u) * ROW_QUADS + (down ^ ((turn / 2u + {{ line // 4 * 2 }}u) & ROW_MASK));
 %% endif
                 {
 %% for j in row_quads
@@ -304,8 +308,9 @@ fn flash_tiled(
     let n_{{ r }} = n_first + {{ own_row("%du" % r) }} % HEADS;
 %% endfor
 %% if problem.empty_rows == "mean"
-    // A row that keeps no key needs the sum of V, which is the same for all rows: it is made once, if there is such a
-    // row.
+    // A row that keeps no key needs the sum of V, which is the same for all rows: if there is such a row it is made
+    // once, by all threads.
+{% set shares = [WORKGROUP // VALUE_CHUNKS, 8] | min or 1 %}
     var some_end_as_mean = false;
 %% for r in range(ROWS)
     some_end_as_mean = some_end_as_mean || (t_{{ r }} <= t_last && ends_as_mean(b, t_{{ r }}, total_{{ r // 4 }}.{{ xyzw[r % 4] }}));
@@ -320,11 +325,19 @@ fn flash_tiled(
     }
     workgroupBarrier();
     if (some_end_as_mean) {
-        for (var chunk = thread; chunk < VALUE_CHUNKS; chunk += WORKGROUP) {
-            staged[chunk] = sum_for_mean(part, b, k, chunk);
+        for (var i = thread; i < {{ shares * VALUE_CHUNKS }}u; i += WORKGROUP) {
+            staged[i] = share_for_mean(part, b, k, i % VALUE_CHUNKS, i / VALUE_CHUNKS, {{ shares }}u);
         }
     }
     workgroupBarrier();
+%% if shares > 1
+    if (some_end_as_mean && thread < VALUE_CHUNKS) {
+        for (var share = 1u; share < {{ shares }}u; share++) {
+            staged[thread] += staged[share * VALUE_CHUNKS + thread];
+        }
+    }
+    workgroupBarrier();
+%% endif
 %% endif
 %% for r in range(ROWS)
     if (t_{{ r }} <= t_last && n_{{ r }} <= n_last) {
