@@ -5,7 +5,7 @@
     out = wa.nn.dot_product_attention(query, key, value, is_causal=True)    # BTNH, as jax.nn
     np.asarray(out)                                                         # waits for it
 
-Nothing happens at import: no device, no file, and jax is loaded when `jit` or `wgattn.jax` first needs it.
+Importing wgattn makes no device and reads no file; jax is loaded when `jit` or `wgattn.jax` first needs it.
 """
 
 import typing as _typing
@@ -41,10 +41,10 @@ from ._version import __version__ as __version__
 if _typing.TYPE_CHECKING:
     from . import jax as jax
     from ._validate import validate as validate
-else:  # to a type checker this would be a module that has any name
+else:  # hidden from type checkers, to which it would give the module every name
 
     def __getattr__(name: str) -> _typing.Any:
-        """What loads more than NumPy, when it is first asked for."""
+        """The names that load more than NumPy, imported when they are first used."""
         from importlib import import_module
 
         if name == "validate":

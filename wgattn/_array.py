@@ -1,4 +1,4 @@
-"""Array: a lazy, immutable value that lives on the device, or will."""
+"""Array: a lazy, immutable value that is on the device, or will be once it is needed."""
 
 import operator
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ _MISSING = "wgattn computes attention, and little around it: take np.asarray(x),
 
 
 class Array:
-    """An immutable array of `shape` and `dtype`. Made by `wgattn.asarray` and by calls on Arrays, never directly.
+    """An immutable, lazy array. Made by `wgattn.asarray` and by operations on Arrays, never by calling this class.
 
-    Lazy: a call records what is to be computed and checks shapes and dtypes. The device works when a value is needed:
-    `np.asarray(x)`, `x.block_until_ready()`, `float(x)`. It then runs all that x needs in one submit, and keeps what
-    others hold of it. A chain of 512 recorded operations is run at once, where there is a device.
+    An operation checks shapes and dtypes and records what to compute. The device works only when a value is needed:
+    for `np.asarray(x)`, `x.block_until_ready()` or `float(x)`. Everything that x depends on then runs in one submit,
+    and results that other Arrays hold are kept. If there is a device, a chain of 512 recorded operations runs at once.
 
     Example:
         >>> x = wgattn.asarray(np.ones((2, 3), np.float32)); (x.T * 2).shape
@@ -60,18 +60,18 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, row-major without padding."""
+        """Bytes of the elements, without padding."""
         return self._aval.size * self._aval.dtype.itemsize
 
     @property
     def device(self) -> str | None:
-        """The name of the adapter that holds the value; None while there is none there."""
+        """The name of the adapter that holds the value; None while the value is not on a device."""
         value = self._step.values[self._result]
         return value.buffer.device.profile.name if isinstance(value, Stored) else None
 
     @property
     def weak_type(self) -> bool:
-        """Whether this came of Python scalars alone, so that its dtype gives way to the other operand's."""
+        """Whether this came from Python scalars alone, so that its dtype yields to the other operand's."""
         return self._aval.weak
 
     @property
@@ -113,17 +113,17 @@ class Array:
         return 1, 0  # a copy in host memory
 
     def block_until_ready(self) -> "Array":
-        """Compute the value and wait until it is there. Returns this Array."""
+        """Compute the value and wait for it. Returns this Array."""
         _run.force([(self._step, self._result)], "block_until_ready()")
         _run.wait(self._step.values[self._result])
         return self
 
     def is_ready(self) -> bool:
-        """Whether the value is there, without waiting. False where it is recorded only."""
+        """Whether the value has been computed, without waiting for it. False while it is only recorded."""
         return _run.is_ready(self._step.values[self._result])
 
     def item(self) -> Scalar:
-        """The one element as a Python scalar."""
+        """The only element, as a Python scalar."""
         return self._item("item()")
 
     def _item(self, use: str) -> Scalar:
@@ -165,7 +165,7 @@ class Array:
         return self.transpose()
 
     def __getitem__(self, index: Any) -> "Array":
-        """Integers, slices, None and `...`, as NumPy. Integers out of range raise IndexError, arrays TypeError."""
+        """Basic indexing: integers, slices, None, `...`. Integers out of range raise IndexError, arrays TypeError."""
         sliced, kept = basic(index, self.shape)
         whole = sliced.size == self.shape and all(step == 1 for step in sliced.step)
         return (self if whole else apply(sliced, self)).reshape(kept)
@@ -186,13 +186,13 @@ class Array:
         return self if sizes == self.shape else apply(Reshape(sizes), self)
 
     def transpose(self, *axes: Any) -> "Array":
-        """The axes in another order, reversed unless given."""
+        """The axes in the given order; by default reversed."""
         order = sizes_of(axes) if axes and axes != (None,) else tuple(reversed(range(self.ndim)))
         order = tuple(axis_of(a, self.ndim) for a in order)
         return self if order == tuple(range(self.ndim)) else apply(Transpose(order), self)
 
     def swapaxes(self, axis1: int, axis2: int) -> "Array":
-        """Two axes exchanged, as (B, N, T, H) becomes (B, T, N, H)."""
+        """The Array with two axes exchanged: swapaxes(1, 2) turns (B, N, T, H) into (B, T, N, H)."""
         order = list(range(self.ndim))
         a, b = axis_of(axis1, self.ndim), axis_of(axis2, self.ndim)
         order[a], order[b] = b, a
@@ -209,14 +209,14 @@ class Array:
         return apply(Cast(wanted), self)
 
     def sum(self, axis: Any = None, keepdims: bool = False, *, dtype: Any = None, out: Any = None) -> "Array":
-        """`wgattn.sum` of this Array. `dtype` and `out` are NumPy's, and None."""
+        """`wgattn.sum` of this Array. `dtype` and `out`, which np.sum passes, must be None."""
         from ._functions import sum
 
         refuse_dtype_and_out(dtype, out)
         return sum(self, axis, keepdims)
 
     def mean(self, axis: Any = None, keepdims: bool = False, *, dtype: Any = None, out: Any = None) -> "Array":
-        """`wgattn.mean` of this Array. `dtype` and `out` are NumPy's, and None."""
+        """`wgattn.mean` of this Array. `dtype` and `out`, which np.mean passes, must be None."""
         from ._functions import mean
 
         refuse_dtype_and_out(dtype, out)
@@ -290,7 +290,7 @@ class Array:
     def __ge__(self, other: Any) -> "Array":
         return _binary("greater_equal", self, other)
 
-    if not TYPE_CHECKING:  # a type checker would take these for what an Array has
+    if not TYPE_CHECKING:  # a type checker would conclude that an Array has every attribute
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__") or name in Array.__slots__:
@@ -316,7 +316,7 @@ def of(step: Step, result: int = 0) -> Array:
 
 
 def apply(operation: object, *arrays: Array) -> Array:
-    """Record an operation that has one result. What holds no element needs no operation."""
+    """Record an operation with one result. A result without elements is made at once instead."""
     step = record(operation, [(a._step, a._result) for a in arrays])
     (aval,) = step.avals
     if aval.size == 0:
@@ -325,18 +325,19 @@ def apply(operation: object, *arrays: Array) -> Array:
 
 
 def bounded(array: Array) -> Array:
-    """`array`, computed now where its chain has grown long and a device can be had."""
+    """`array`, computed now if its chain has grown long and there is a device."""
     if array._step.depth and array._step.depth % LONGEST_CHAIN == 0 and current_trace() is None:
-        with suppress(AdapterNotFoundError):  # the chain goes on; the error comes where a value is asked for
+        with suppress(AdapterNotFoundError):  # the chain grows on; the error is raised when a value is needed
             _run.force([(array._step, array._result)], "a long chain")
     return array
 
 
 def asarray(x: Any, dtype: Any = None) -> Array:
-    """`x` as an Array: NumPy and JAX arrays, anything with DLPack or `__array__`, scalars, lists of them.
+    """`x` as an Array. Takes NumPy and JAX arrays, anything with DLPack or `__array__`, scalars and lists of scalars.
 
-    The bytes are taken at once, so later writes to x change nothing; they go to the device when first needed there.
-    64-bit types become 32-bit. An Array comes back as it is. Raises TypeError for a dtype that wgattn has no place for.
+    The bytes are copied at once, so later writes to x have no effect; they go to the device when they are first needed
+    there. 64-bit types become 32-bit. An Array is returned unchanged. Raises TypeError for a dtype that wgattn does not
+    have.
 
     Example:
         >>> wgattn.asarray(np.arange(3)).dtype
@@ -347,12 +348,12 @@ def asarray(x: Any, dtype: Any = None) -> Array:
 
 
 def from_host(x: Any, copy: bool) -> Array:
-    """asarray of what is no Array. Without `copy` the caller sees to it that x's bytes are used before they change."""
+    """`asarray` of anything but an Array. Without `copy`, the caller must use x's bytes before they change."""
     return of(leaf(*host_value(x, copy)))
 
 
 def promoted(operands: Sequence[Array | Scalar]) -> tuple[np.dtype, bool]:
-    """The dtype that operands meet in, and whether it is weak: jax.numpy's rules with x64 off."""
+    """The dtype that the operands promote to and whether it is weak, by jax.numpy's rules with x64 off."""
     known = [
         (scalar_dtype(cast(Scalar, x)), not isinstance(x, bool)) if is_scalar(x) else (x.dtype, x.weak_type)  # type: ignore[union-attr]
         for x in operands
@@ -367,7 +368,7 @@ def promoted(operands: Sequence[Array | Scalar]) -> tuple[np.dtype, bool]:
 
 
 def coerced(x: Array | Scalar, dtype: np.dtype, weak: bool = False) -> Array:
-    """x in `dtype`, recorded as a cast or a constant; `weak` says what a scalar or a cast makes of it."""
+    """x in `dtype`, recorded as a cast or a constant; `weak` says whether that cast or constant is weakly typed."""
     if isinstance(x, Array):
         return x if x.dtype == dtype else of(record(Cast(dtype), [(x._step, x._result)], (Aval(x.shape, dtype, weak),)))
     value = x % 2**32 if dtype == uint32 and isinstance(x, int) else checked(x, dtype)
@@ -375,7 +376,7 @@ def coerced(x: Array | Scalar, dtype: np.dtype, weak: bool = False) -> Array:
 
 
 def elementwise(function: Function, *operands: Array | Scalar) -> Array:
-    """Record `function` of operands that are promoted, and broadcast, as jax.numpy does."""
+    """Record `function` of the operands, promoted and broadcast as jax.numpy does."""
     dtype, weak = promoted(operands)
     if function in ("divide", "exp") and dtype not in FLOATS and dtype.kind in "biu":
         dtype = float32
@@ -396,5 +397,5 @@ def _binary(function: Function, left: Any, right: Any) -> Array:
 
 
 def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
-    """x as `shape`, which it broadcasts to."""
+    """x broadcast to `shape`."""
     return x if x.shape == shape else apply(BroadcastTo(shape), x)

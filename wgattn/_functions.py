@@ -1,4 +1,4 @@
-"""The functions around attention: joins, choices, sums, and where values and devices meet."""
+"""The public functions on Arrays other than attention: concatenate, where, sums, and those that deal with devices."""
 
 import math
 import operator
@@ -13,6 +13,7 @@ from ._dtypes import bool_, float32, is_float
 from ._graph.graph import Aval
 from ._graph.indexing import axis_of
 from ._graph.operations import Concatenate, Elementwise, Repeat, Sum
+from ._graph.rules import infer
 from ._host import is_scalar
 from ._record import leaf
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Array:
-    """Arrays of one shape but for `axis`, one after the other along it, in the dtype they promote to.
+    """Arrays joined along `axis`, in the dtype that they promote to. Their shapes must be equal on the other axes.
 
-    Raises ValueError for no arrays, and for shapes that differ elsewhere.
+    Raises ValueError if there are no arrays, and for shapes that differ on another axis.
 
     Example:
         >>> wgattn.concatenate([np.ones((2, 1)), np.ones((2, 3))], axis=1).shape
@@ -43,7 +44,7 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Array:
 
 
 def where(condition: Any, x: Any, y: Any) -> Array:
-    """x where `condition` (bool) holds, else y: all three broadcast, x and y in the dtype they promote to.
+    """x where `condition` (bool) is true, else y. All three broadcast, and x and y promote to one dtype.
 
     Raises TypeError for a condition that is not bool.
 
@@ -60,7 +61,7 @@ def where(condition: Any, x: Any, y: Any) -> Array:
 
 
 def exp(x: Any) -> Array:
-    """e to the power of each element, in the dtype of a float x; integers and bools give float32.
+    """e to the power of each element. A float x keeps its dtype; integers and bools give float32.
 
     Example:
         >>> np.asarray(wgattn.exp(np.zeros(2, np.float32))).tolist()
@@ -70,9 +71,9 @@ def exp(x: Any) -> Array:
 
 
 def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
-    """The sum over `axis` (all unless given) of a float array, in its dtype, added up in float32 in a fixed order.
+    """The sum of a float array over `axis` (by default all axes), accumulated in float32 in a fixed order.
 
-    Raises TypeError for integers and bools, ValueError for an axis that is not there or given twice.
+    Raises TypeError for integers and bools, ValueError for an axis that does not exist or is given twice.
 
     Example:
         >>> np.asarray(wgattn.sum(np.ones((2, 3), np.float32), axis=1)).tolist()
@@ -82,9 +83,9 @@ def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
 
 
 def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
-    """The mean over `axis` (all unless given), computed in float32, in the dtype of a float x; else it is float32.
+    """The mean over `axis` (by default all axes), computed in float32. A float x keeps its dtype; others give float32.
 
-    Raises ValueError for an axis that is not there or given twice.
+    Raises ValueError for an axis that does not exist or is given twice.
 
     Example:
         >>> float(wgattn.mean(np.arange(4)))
@@ -103,18 +104,16 @@ def _sum(x: Array, axis: Any, keepdims: bool, mean: bool) -> Array:
     operation = Sum(axes, keepdims, count if mean and count else 1)
     if x.size:
         return apply(operation, x) if axes else x
-    from ._graph.rules import infer
-
     (aval,) = infer(operation, [x._aval])
     return of(leaf(np.full(aval.shape, np.nan if mean else 0, aval.dtype), Aval(aval.shape, aval.dtype)))
 
 
 def repeat(x: Any, repeats: int, axis: int | None = None) -> Array:
-    """Each element of `axis` `repeats` times in a row, as numpy.repeat; without `axis` of x made flat.
+    """Each element along `axis` repeated `repeats` times, as numpy.repeat; by default x is flattened first.
 
-    Key and value heads that are repeated for an attention call are read once for their group, and never copied.
+    Key and value heads that are repeated for an attention call are not copied: they are read once for their group.
 
-    Raises TypeError for counts that differ by element, ValueError for a negative one.
+    Raises TypeError for a count per element, ValueError for a negative count.
 
     Example:
         >>> wgattn.repeat(np.ones((2, 7, 2, 64), np.float32), 4, axis=2).shape
@@ -130,7 +129,7 @@ def repeat(x: Any, repeats: int, axis: int | None = None) -> Array:
 
 
 def broadcast_to(x: Any, shape: int | list[int] | tuple[int, ...]) -> Array:
-    """x repeated along axes that it lacks or has once, without a copy.
+    """x broadcast to `shape` by NumPy's rules, without a copy.
 
     Raises ValueError for a shape that x does not broadcast to.
 
@@ -143,9 +142,9 @@ def broadcast_to(x: Any, shape: int | list[int] | tuple[int, ...]) -> Array:
 
 
 def device_put(x: Any) -> Array:
-    """`asarray`, with the bytes on the device when it returns. What is donated to a jitted function is made so.
+    """`asarray`, but uploaded to the device before it returns. Use it for what a jitted function is to be donated.
 
-    Raises AdapterNotFoundError without a device, OutOfDeviceMemoryError where the bytes do not fit.
+    Raises AdapterNotFoundError if there is no device, OutOfDeviceMemoryError if the bytes do not fit.
 
     Example:
         >>> wgattn.device_put(np.ones(3, np.float32)).is_ready()
@@ -158,7 +157,7 @@ def device_put(x: Any) -> Array:
 
 
 def devices() -> "tuple[AdapterInfo, ...]":
-    """The adapters of this machine, without making a device; empty where there is no driver.
+    """The adapters of this machine, found without making a device; empty if there is no driver.
 
     Each has `index`, `name`, `kind` ("discrete", "integrated", "cpu" or "unknown"), `backend` and `driver`.
 
@@ -172,9 +171,9 @@ def devices() -> "tuple[AdapterInfo, ...]":
 
 
 def default_device(adapter: int | str) -> None:
-    """Use the adapter with this index or text in its name, as `devices()` lists them; before the first use of a device.
+    """Choose the adapter, by its index in `devices()` or by a part of its name. Call it before anything uses a device.
 
-    Raises AdapterNotFoundError for one that is not there, WgattnError once a device is in use.
+    Raises AdapterNotFoundError for an adapter that does not exist, WgattnError once a device is in use.
     """
     from ._runtime import choose_adapter
 

@@ -1,4 +1,4 @@
-"""vjp, grad and value_and_grad of recorded functions: the backward pass is recorded on Arrays like any other call."""
+"""vjp, grad and value_and_grad: the backward pass is recorded on Arrays, as any other operation is."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,16 +23,17 @@ def vjp(fn: Callable[..., tuple[R, Aux]], *primals: Any, has_aux: Literal[True])
 @overload
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[Any, ...]: ...
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """fn(*primals), and a function from cotangents of that result to the cotangents of `primals`, as `jax.vjp`.
+    """fn(*primals) and the function that pulls cotangents of the result back to cotangents of `primals`, as `jax.vjp`.
 
-    Primals and results are pytrees of float32, float16 or bfloat16 arrays. The function takes one tree like fn's
-    result, where None stands for zeros, and gives a tuple with a tree for each primal; it may be called again. Both
-    are recorded, eagerly or within `jit`. With `has_aux` fn returns (out, aux), and aux comes back third.
+    Primals and results are pytrees of float32, float16 or bfloat16 arrays. The pullback takes a tree like fn's result,
+    in which None stands for zeros, and returns a tuple with one tree for each primal; it may be called more than once.
+    Both passes are recorded, whether eagerly or within `jit`. With `has_aux`, fn returns (out, aux) and aux is returned
+    third.
 
-    What has a gradient: arithmetic, exp, sums, views, casts, `nn.rope`, `nn.merge_attention`, and of attention query,
-    key, value, bias, sinks and an array of scale; its residual is constant.
+    Gradients flow through arithmetic, exp, sums, views, casts, `nn.rope` and `nn.merge_attention`, and to the query,
+    key, value, bias, sinks and array scale of an attention call, whose residual counts as constant.
 
-    Raises TypeError for primals that are not float, and where fn asks for a value.
+    Raises TypeError for primals that are not float, and if fn asks for the value of an Array.
 
     Example:
         >>> out, pull = wgattn.vjp(lambda x: x * x, np.full(3, 2.0, np.float32)); np.asarray(pull(out)[0]).tolist()
@@ -45,10 +46,11 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
 
 
 def grad(fn: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[P, Any]:
-    """A function that gives the gradient of `fn`, which returns one float, by arguments `argnums`, as `jax.grad`.
+    """A function that returns the gradient of `fn` with respect to the arguments `argnums`, as `jax.grad`.
 
-    Called as fn is; the gradient has the tree, shapes and dtypes of the argument, and is a tuple of such where argnums
-    is a sequence. With `has_aux` fn returns (out, aux) and the gradient comes as (gradient, aux).
+    It is called as fn is, which must return one float. The gradient has the tree, shapes and dtypes of the argument; if
+    argnums is a sequence, it is a tuple of them. With `has_aux`, fn returns (out, aux) and the function returns
+    (gradient, aux).
 
     Raises TypeError for arguments that are not float and for a result that is not one float.
 
@@ -69,7 +71,7 @@ def grad(fn: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool =
 def value_and_grad(
     fn: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[P, tuple[R, Any]]:
-    """As `grad`, giving (value, gradient); with `has_aux` ((value, aux), gradient).
+    """As `grad`, but returns (value, gradient); with `has_aux`, ((value, aux), gradient).
 
     Example:
         >>> value, gradient = wgattn.value_and_grad(lambda x: (x * x).sum())(np.full(3, 2.0, np.float32)); float(value)
@@ -98,7 +100,7 @@ def value_and_grad(
 
 
 def _places(argnums: int | Sequence[int], count: int) -> list[int]:
-    """The positions that argnums names, of `count` arguments."""
+    """The positions, among `count` arguments, that argnums names."""
     numbers = [argnums] if isinstance(argnums, int) else argnums
     if not isinstance(numbers, list | tuple) or not all(isinstance(number, int) for number in numbers):
         raise TypeError(f"argnums is an integer or a sequence of them; got {argnums!r}")
@@ -112,7 +114,7 @@ def _places(argnums: int | Sequence[int], count: int) -> list[int]:
 
 
 def _one_float(pull: Pullback) -> Any:
-    """The dtype of a result that grad takes: one float."""
+    """The dtype of the result, which must be one float."""
     tree_util = _tree.util()
     if tree_util.tree_structure(pull.out) != tree_util.tree_structure(0):
         raise TypeError(

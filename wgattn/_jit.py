@@ -1,4 +1,4 @@
-"""jit: a function traced once a signature, compiled once a layout, and looked into with lower."""
+"""jit: a function is traced once per signature and compiled once per layout; `lower` shows what becomes of it."""
 
 import functools
 import threading
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call, flat: static ones apart, and for each leaf its path."""
+    """The arguments of a call: the tree and leaves of those that are traced, and the static ones."""
 
     tree: Any
     leaves: list[Any]
@@ -29,7 +29,7 @@ class Arguments(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What calls are told apart by, what they run, and the leaves that are donated."""
+    """What distinguishes one call from another, the trace that it runs, and the leaves that it donates."""
 
     tree: Any
     avals: list[Aval]
@@ -39,7 +39,7 @@ class Signature(NamedTuple):
 
 
 class JitFunction(Generic[P, R]):
-    """A function that `jit` wraps. Calling it traces, compiles or just runs, whichever is due."""
+    """A function that `jit` wraps. A call traces and compiles it where that is still to be done, then runs it."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class JitFunction(Generic[P, R]):
         self._numbers = {argnum(n, count, variadic, "static_argnums") for n in numbers}
         self._numbers |= {self._parameters.index(name) for name in names if name in self._parameters}
         self._names = set(names) | {self._parameters[n] for n in self._numbers if n < count}
-        # by number where there is one, else by name
+        # by number where the parameter has one, else by name
         self._donated: set[int | str] = {self._parameters.index(n) if n in self._parameters else n for n in donated}
         self._donated |= {argnum(n, count, variadic, "donate_argnums") for n in as_tuple(donate_argnums, int)}
         if both := (self._numbers | self._names) & self._donated:
@@ -97,7 +97,7 @@ class JitFunction(Generic[P, R]):
         return call(now.traced, arrays, self._name, now.donated, self._validate)
 
     def _signature(self, bound: Arguments, avals: list[Aval]) -> "Signature":
-        """What a call of these arguments runs. Most are like the one before, which is told without a hash."""
+        """The signature of a call. Most calls are like the previous one, which comparing finds faster than hashing."""
         last = self._last
         if last is None or last.avals != avals or last.tree != bound.tree or last.static != bound.static:
             traced, donated = self._traced(bound, avals), sorted(self._places(bound))
@@ -105,7 +105,7 @@ class JitFunction(Generic[P, R]):
         return last
 
     def lower(self, *args: Any, **kwargs: Any) -> "Lowered":
-        """Trace for these arguments without running. Arguments may be jax.ShapeDtypeStruct or other avals."""
+        """Trace for these arguments without running. Arguments may be jax.ShapeDtypeStruct or anything like it."""
         bound = self._bind(args, kwargs)
         avals, layouts = [], []
         for i, x in enumerate(bound.leaves):
@@ -146,14 +146,14 @@ class JitFunction(Generic[P, R]):
         return tuple(found)
 
     def _leaves(self, bound: Arguments) -> list[Array]:
-        """The leaves as Arrays that are alive."""
+        """The leaves as Arrays. Raises RuntimeError for one that was donated before."""
         return [
             x if type(x) is Array and type(x._step.values[x._result]) is not Dead else self._leaf(bound, i)
             for i, x in enumerate(bound.leaves)
         ]
 
     def _leaf(self, bound: Arguments, i: int) -> Array:
-        """Leaf i as an Array. NumPy values are used within this call, so their bytes are not copied first."""
+        """Leaf i as an Array. A NumPy value is used up within this call, so its bytes are not copied first."""
         x = bound.leaves[i]
         if isinstance(x, Array):
             if isinstance(gone := x._step.values[x._result], Dead):
@@ -162,7 +162,7 @@ class JitFunction(Generic[P, R]):
         return of(leaf(*self._told(bound, i, lambda: host_value(x, copy=False))))
 
     def _told(self, bound: Arguments, i: int, read: Callable[[], Any]) -> Any:
-        """What `read` makes of leaf i. An error of its own names the argument."""
+        """What `read` returns for leaf i. Its errors are raised again with the argument's name."""
         try:
             return read()
         except (TypeError, OverflowError) as error:
@@ -200,11 +200,11 @@ class JitFunction(Generic[P, R]):
         return self._fn(*args, **named, **{key: value for key, value in fixed.items() if isinstance(key, str)})
 
     def _inline(self, bound: Arguments) -> Any:
-        """Within another trace the operations go straight into it."""
+        """Record the operations directly into the trace that surrounds this call."""
         return self._apply(bound, [x if isinstance(x, Array) else asarray(x) for x in bound.leaves])
 
     def _check_donated(self, bound: Arguments, donated: list[int]) -> None:
-        """Raise TypeError for a donated leaf that is no Array."""
+        """Raise TypeError for a donated leaf that is not an Array."""
         for i in donated:
             if not isinstance(bound.leaves[i], Array):
                 raise TypeError(
@@ -213,7 +213,7 @@ class JitFunction(Generic[P, R]):
                 )
 
     def _places(self, bound: Arguments) -> frozenset[int]:
-        """The leaves of the arguments that are donated, by number or by name; found once a tree."""
+        """The numbers of the donated leaves, found once per tree."""
         if not self._donated:
             return frozenset()
         found = self._donated_leaves_of.get(bound.tree)
@@ -225,14 +225,14 @@ class JitFunction(Generic[P, R]):
         return found
 
     def _keys(self, bound: Arguments) -> list[Any]:
-        """The path of each leaf."""
+        """The key path of each leaf."""
         tree_util = _tree.util()
         tree, _ = bound.tree
         with_paths, _ = tree_util.tree_flatten_with_path(tree_util.tree_unflatten(tree, range(len(bound.leaves))))
         return [keys for keys, _ in with_paths]
 
     def _path(self, bound: Arguments, i: int) -> str:
-        """Leaf i as its user would write it: q, or q['w'][0]."""
+        """Leaf i as the user would write it: q, or q['w'][0]."""
         tree_util = _tree.util()
         _, top, *rest = self._keys(bound)[i]
         return self._called(top.key) + tree_util.keystr(tuple(rest))
@@ -242,30 +242,30 @@ class JitFunction(Generic[P, R]):
 
 
 class Lowered:
-    """A function traced for one signature: `as_text()` is its graph before and after fusion; `compile()` is next."""
+    """A function traced for one signature: `as_text()` shows its graph before and after fusion, `compile()` is next."""
 
     def __init__(
         self, function: JitFunction, traced: Traced, layouts: tuple[View, ...], donated: frozenset[int]
     ) -> None:
         self._function, self._traced, self._layouts = function, traced, layouts
-        # memory of an argument that is returned stays as it is
+        # an argument that is returned keeps its memory
         self._donated = donated - {i for kind, i in traced.sources if kind == "argument"}
 
     def as_text(self) -> str:
-        """What was recorded beside what is left of it after fusion. Needs no device."""
+        """The recorded graph beside the fused one. Needs no device."""
         graph = self._traced.graph_for((*self._layouts, *self._traced.captured_layouts()))
         told = self._traced.told
         return side_by_side(as_text(graph, results=told), as_text(_run.fused(graph), self._donated, told))
 
     @property
     def out_info(self) -> Any:
-        """The pytree of results, each leaf with `shape` and `dtype`."""
+        """The pytree of results; each leaf has `shape` and `dtype`."""
         return self._traced.results
 
     def compile(self) -> "Compiled":
         """Choose the kernels and compile them for the device.
 
-        Raises AdapterNotFoundError without one, UnsupportedError for a named family that cannot serve the call.
+        Raises AdapterNotFoundError if there is none, UnsupportedError for a named family that cannot serve the call.
         """
         graph = self._traced.graph_for((*self._layouts, *self._traced.captured_layouts()))
         program = _run.executable(graph, self._donated)
@@ -277,13 +277,13 @@ class Lowered:
 
 
 class Compiled:
-    """A compiled function. Call it with arguments of the signature it was lowered for."""
+    """A compiled function, to be called with arguments of the signature that it was lowered for."""
 
     def __init__(self, function: JitFunction, traced: Traced, program: Any) -> None:
         self._function, self._traced, self._program = function, traced, program
 
     def as_text(self) -> str:
-        """Every shader that runs: its name, the reason where it was chosen, its constants and its WGSL."""
+        """Every shader that runs: its name, why it was chosen (if there was a choice), its constants and its WGSL."""
         chosen = self._program.schedule.variants
         parts = []
         for name, source in self._program.schedule.shaders.items():
@@ -293,18 +293,18 @@ class Compiled:
         return "\n".join(parts)
 
     def cost_analysis(self) -> dict[str, int]:
-        """What a run costs: `flops`, with every key counted for every query, and `bytes` read and written."""
+        """The cost of a run: `flops`, counting every key for every query, and `bytes` read and written."""
         cost = self._program.schedule.cost
         return {"flops": cost.flops, "bytes": cost.nbytes}
 
     def memory_analysis(self) -> dict[str, int]:
-        """Bytes on the device by use: inputs, outputs, constants, scratch."""
+        """Bytes on the device by purpose: inputs, outputs, constants and scratch."""
         memory = self._program.schedule.memory
         return {name: getattr(memory, name) for name in ("inputs", "outputs", "constants", "scratch")}
 
     @property
     def variants(self) -> dict[str, Any]:
-        """The attention shaders by name; each value holds `problem` and `variant`, with its reason."""
+        """The attention shaders by name, each with its `problem` and its `variant`, which has the reason."""
         return self._program.schedule.variants
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -353,15 +353,15 @@ def jit(
     donate_argnames: str | Sequence[str] = (),
     validate: bool = False,
 ) -> Any:
-    """A function that is traced once a signature and then runs as one submit, as `jax.jit`.
+    """`fn`, traced once per signature and then run as one submit, as `jax.jit`.
 
-    Arguments and results are pytrees of arrays (jax.tree_util's registry). A signature is the tree structure, the
-    shapes, dtypes and layouts of the leaves, and the static values, which must be hashable. NumPy arrays are uploaded;
-    Python scalars become 0-d arrays whose value may change without a new trace. Memory of arguments in
-    `donate_argnums` or `donate_argnames` may be written over: they are dead afterwards. With `validate`, or
-    WGATTN_VALIDATE=1, every attention call is compared with the float64 reference.
+    Arguments and results are pytrees of arrays, of the classes that jax.tree_util has registered. A signature consists
+    of the tree structure, the shapes, dtypes and layouts of the leaves, and the values of static arguments, which must
+    be hashable. NumPy arrays are uploaded. Python scalars become 0-d arrays, whose values may change without a new
+    trace. The memory of arguments in `donate_argnums` or `donate_argnames` may be overwritten, so using them afterwards
+    raises. With `validate`, or WGATTN_VALIDATE=1, every attention call is compared with the float64 reference.
 
-    Raises TypeError where the function asks a traced Array for its value.
+    Raises TypeError if the function asks a traced Array for its value.
 
     Example:
         >>> double = wgattn.jit(lambda x: x * 2); double(np.ones(3, np.float32)).shape

@@ -1,4 +1,4 @@
-"""A function run once on arguments without values: what it recorded, and how that runs on values."""
+"""A function that was run once on arguments without values: what it recorded, and how to run that on values."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,8 +19,8 @@ from ._record import Dead, Recording, Step, Stored, Trace, build, leaf
 class Traced:
     """What a trace recorded, and where each leaf of the function's result comes from.
 
-    `sources` holds ("argument", i), ("value", Array) or ("computed", number of the graph's output); `avals` are the
-    computed ones'.
+    `sources` holds ("argument", i), ("value", Array) or ("computed", the number of the graph's output); `avals` are
+    those of the computed leaves.
     """
 
     recording: Recording
@@ -32,7 +32,7 @@ class Traced:
     laid_out: dict[tuple[View, ...], Graph] = field(default_factory=dict)
     programs: dict[tuple[tuple[View, ...], frozenset[int]], Any] = field(default_factory=dict)
     remains: dict[int, Step] = field(default_factory=dict)  # of donated arguments
-    _last: tuple[list[View], frozenset[int], Any] | None = None  # how inputs lay at the last run, and its program
+    _last: tuple[list[View], frozenset[int], Any] | None = None  # the last run: input layouts, donated, program
 
     @property
     def graph(self) -> Graph:
@@ -40,7 +40,7 @@ class Traced:
 
     @property
     def results(self) -> Any:
-        """The tree of the function's results, an Aval for each."""
+        """The function's result with an Aval in place of each leaf."""
         tree_util = _tree.util()
         inputs = {n.operation.index: n.avals[0] for n in self.graph.nodes if isinstance(n.operation, Input)}
         avals = [
@@ -56,16 +56,16 @@ class Traced:
 
     @property
     def captured(self) -> tuple[tuple[Step, int], ...]:
-        """The values that came in from outside the function, not as arguments."""
+        """The values from outside the function that are not arguments of it."""
         return self.recording.leaves[self.arguments :]
 
     def captured_layouts(self) -> tuple[View, ...]:
-        """How captured values lay when the function was traced."""
+        """The layouts of captured values when the function was traced."""
         inputs = {n.operation.index: n.layouts[0] for n in self.graph.nodes if isinstance(n.operation, Input)}
         return tuple(inputs[i] for i in range(self.arguments, len(inputs)))
 
     def graph_for(self, layouts: tuple[View, ...]) -> Graph:
-        """The graph with its inputs lying so."""
+        """The graph for inputs of these layouts."""
         graph = self.laid_out.get(layouts)
         if graph is None:
             nodes = tuple(
@@ -76,7 +76,7 @@ class Traced:
         return graph
 
     def run(self, inputs: list[Stored], donated: frozenset[int], validate: bool) -> list[Stored]:
-        """Compile for how the inputs lie, where that is new, and run."""
+        """Run, compiling first if the layouts of the inputs are new."""
         lie = [stored.view for stored in inputs]
         if validate:
             return _run.run(self.graph_for(tuple(lie)), inputs, donated, validate=True)
@@ -110,14 +110,14 @@ def finish(result: Any, steps: list[Step], trace: Trace) -> Traced:
             sources.append(("value", x))
         else:
             sources.append(("computed", outputs.setdefault((x._step, x._result), len(outputs))))
-    # What was recorded before the trace is computed once, by itself, and comes in as a value.
+    # What was recorded before the trace is computed once, separately, and enters as a value.
     recording = build(outputs, steps, is_leaf=lambda step: step.serial < trace.start)
     avals = tuple(step.avals[result] for step, result in outputs)
     return Traced(recording, len(steps), tree, tuple(sources), avals, foreknown(list(outputs), steps, trace))
 
 
 def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], validate: bool) -> Any:
-    """The function's result for these arguments: one submit, not waited for."""
+    """The function's result for these arguments, by one submit and without waiting for it."""
     tree_util = _tree.util()
     computed: list[Array] = []
     hosts = traced.host.run(lambda i: known(arrays[i]._step, arrays[i]._result))
@@ -137,7 +137,7 @@ def call(traced: Traced, arrays: list[Array], name: str, donated: list[int], val
 
 
 def _kept(argument: Array) -> Array:
-    """An argument that is returned, as another Array: it lives on where the argument is donated.
+    """A new Array for an argument that is returned, so that it survives if the argument is donated.
 
     A NumPy value that its owner may still change is copied.
     """
@@ -150,7 +150,7 @@ def _kept(argument: Array) -> Array:
 def _give_up(
     arrays: list[Array], inputs: list[Stored], donated: list[int], name: str, traced: Traced
 ) -> frozenset[int]:
-    """Let donated Arrays die. Gives those whose memory nothing else needs, which the program may write over."""
+    """Mark donated Arrays as dead. Returns the numbers of those that nothing else needs, which may be overwritten."""
     held: list[tuple[int, ref[Step]]] = []
     returned = [x for kind, x in traced.sources if kind == "argument"]
     buffers = [id(stored.buffer) for stored in inputs]
@@ -158,14 +158,14 @@ def _give_up(
     for i in donated:
         array = arrays[i]
         if i in returned:
-            arrays[i] = of(array._step, array._result)  # the same step, which others may hold too
+            arrays[i] = of(array._step, array._result)  # the same step, which others may hold as well
         elif not (inputs[i].shared or (some_twice and buffers.count(buffers[i]) > 1)):
             held.append((i, ref(array._step)))
         dead = traced.remains.get(i)
         if dead is None:
             dead = traced.remains[i] = leaf(_dead(name), array._aval)
         array._step, array._result = dead, 0
-    # Steps that are yet to be computed, and functions that captured a value, hold its old step.
+    # Steps still to be computed and functions that captured the value keep its old step alive.
     return frozenset([i for i, step in held if step() is None])
 
 

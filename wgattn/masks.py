@@ -1,7 +1,7 @@
-"""Masks as values: which keys a query row keeps, as ranges. Joined by & and |, and never made dense on the device.
+"""Masks as values: the ranges of keys that query rows keep, combined by & and |, never made dense on the device.
 
-Query row i stands at position p = i + query_offset; every mask here sees p, and offsets add to it. Nothing is computed
-when a mask is made; `mask[rows, columns]` and `mask.dense(T, S)` show it as NumPy bools.
+Query row i is at position p = i + query_offset. Every mask is defined in terms of p, and its offset is added to p.
+Making a mask computes nothing; `mask[rows, columns]` and `mask.dense(T, S)` show it as NumPy bools.
 """
 
 import operator
@@ -20,10 +20,11 @@ __all__ = ["Mask", "causal", "chunked", "full", "local", "prefix", "segments"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """Which keys each row keeps: those of `clauses`, where segment ids agree. Made by the functions of this module.
+    """The keys that each row keeps: those of any of the `clauses` whose segment ids also agree, if there are any.
 
-    `sources` are the run-time values that bounds add, for their `source` names "bound0", "bound1", …
-    Static masks hash and compare by what they keep; run-time values count as equal where they are one object.
+    Made by the functions of this module. `sources` are the run-time values that bounds add; a bound names its value
+    "bound0", "bound1", … Static masks hash and compare by what they keep; run-time values are equal only if they are
+    the same object.
     """
 
     clauses: tuple[Clause, ...] = EVERY_KEY
@@ -47,7 +48,10 @@ class Mask:
         return hash(self._key())
 
     def __and__(self, other: "Mask") -> "Mask":
-        """The keys that both keep. Raises TypeError where that is no range, or two, a row, or both hold segments."""
+        """The keys that both masks keep.
+
+        Raises TypeError unless each row keeps one range, or a range and a prefix, and for two masks with segments.
+        """
         _check_mask(other)
         pairs = {tuple(map(id, m.segments)) for m in (self, other) if m.segments is not None}
         if len(pairs) > 1:
@@ -62,7 +66,7 @@ class Mask:
         return _mask(kept, sources, self.segments or other.segments, text)
 
     def __or__(self, other: "Mask") -> "Mask":
-        """The keys that either keeps. Raises TypeError unless each row keeps one range, or a range and a prefix."""
+        """The keys that either mask keeps. Raises TypeError unless a row keeps one range, or a range and a prefix."""
         _check_mask(other)
         text = f"{self} | {other}"
         if self == other:
@@ -93,7 +97,7 @@ class Mask:
         return self._at(np.arange(T), np.arange(S), query_offset)
 
     def __getitem__(self, index: tuple[int | slice, int | slice]) -> np.ndarray:
-        """mask[rows, columns] as bools: integers, or slices with a stop, both counted from 0."""
+        """mask[rows, columns] as bools. Both indices are integers, or slices with a stop, counted from 0."""
         if not isinstance(index, tuple) or len(index) != 2:
             raise IndexError("a mask takes two indices: mask[rows, columns]")
         rows, columns = (_chosen(part) for part in index)
@@ -131,7 +135,7 @@ def full() -> Mask:
 def causal(offset: Any = 0) -> Mask:
     """Keys up to the query's own position: j ≤ p + offset.
 
-    `offset` is an int, or a run-time int32 array () or (B,).
+    `offset` is an int, or a run-time int32 array of shape () or (B,).
 
     Example:
         >>> (causal() & local(255, 0)).clauses == local(255, 0).clauses
@@ -142,9 +146,10 @@ def causal(offset: Any = 0) -> Mask:
 
 
 def local(left: int, right: int, offset: Any = 0) -> Mask:
-    """A window around the query: p + offset - left ≤ j ≤ p + offset + right, both ends kept; `offset` as `causal`'s.
+    """A window around the query: p + offset - left ≤ j ≤ p + offset + right, both ends included.
 
-    A negative size puts that end on the query's other side. Raises TypeError for sizes that are no integers.
+    `offset` is as in `causal`. A negative size moves that end to the other side of the query. Raises TypeError for
+    sizes that are not integers.
 
     Example:
         >>> local(1, 0).dense(3, 3).astype(int).tolist()
@@ -158,7 +163,7 @@ def local(left: int, right: int, offset: Any = 0) -> Mask:
 
 
 def prefix(n: Any) -> Mask:
-    """The first n keys: j < n, for every row. `n` is an int, or a run-time int32 array () or (B,).
+    """The first n keys, j < n, in every row. `n` is an int, or a run-time int32 array of shape () or (B,).
 
     Prefix-LM is `prefix(n) | causal()`.
 
@@ -171,9 +176,9 @@ def prefix(n: Any) -> Mask:
 
 
 def chunked(size: int) -> Mask:
-    """Keys of the query's own chunk of `size` positions: j // size = p // size.
+    """Keys in the query's own chunk of `size` positions: j // size = p // size.
 
-    Raises TypeError for a size that is no integer, ValueError for one below 1.
+    Raises TypeError for a size that is not an integer, ValueError for one below 1.
 
     Example:
         >>> chunked(2).dense(3, 4).astype(int).tolist()
@@ -188,9 +193,10 @@ def chunked(size: int) -> Mask:
 
 
 def segments(q_ids: Any, kv_ids: Any) -> Mask:
-    """Keys that carry the query's id: packed sequences. int32 (T,) or (B, T), and (S,) or (B, S), at run time.
+    """Keys that have the query's segment id, for packed sequences.
 
-    Ids are compared in the kernel, and tiles whose ranges of ids do not meet are skipped. Raises TypeError for others.
+    `q_ids` is int32 (T,) or (B, T) and `kv_ids` int32 (S,) or (B, S), both run-time. The kernel compares ids and skips
+    tiles whose ranges of ids do not overlap. Raises TypeError for other arrays.
 
     Example:
         >>> ids = np.array([0, 0, 1], np.int32); segments(ids, ids).dense(3, 3).astype(int).tolist()
@@ -210,12 +216,12 @@ def __dir__() -> list[str]:
 
 
 def bind(mask: Mask) -> tuple[tuple[Clause, ...], tuple[Any, ...], tuple[Any, Any] | None]:
-    """A mask as a call takes it: clauses, the values of their sources "bound0", …, and the segment ids."""
+    """The parts of a mask that a call binds: its clauses, the values of "bound0", "bound1", …, and the segment ids."""
     return mask.clauses, mask.sources, mask.segments
 
 
 def _mask(clauses: Iterable[Clause], sources: tuple[Any, ...], ids: tuple[Any, Any] | None, text: str) -> Mask:
-    """A Mask whose sources are those that its clauses name, numbered in order."""
+    """A Mask with only the sources that its clauses name, renumbered in order."""
     kept = tuple(clauses)
     used = dict.fromkeys(b.source for clause in kept for b in clause if b.source is not None)
     renamed = {old: f"bound{n}" for n, old in enumerate(used)}
@@ -226,7 +232,7 @@ def _mask(clauses: Iterable[Clause], sources: tuple[Any, ...], ids: tuple[Any, A
 
 
 def _bound(side: Any, kind: Any, given: Any, addend: int = 0) -> tuple[Bound, tuple[Any, ...], str]:
-    """A bound at `given` + addend, the run-time values it needs, and how `given` is shown."""
+    """A bound at `given` + addend, the run-time values that it needs, and the text that shows `given`."""
     if _is_ints(given, 0, 1) and not isinstance(given, np.generic):
         return Bound(side, kind, _near(addend), "bound0"), (given,), "…"
     if not hasattr(given, "__index__") or getattr(given, "ndim", 0):
@@ -267,7 +273,7 @@ def _near(addend: int) -> int:
 
 
 def _joined(a: Mask, b: Mask) -> tuple[tuple[Any, ...], tuple[tuple[Clause, ...], tuple[Clause, ...]]]:
-    """The run-time values of both, one object once, and both masks' clauses naming them."""
+    """The run-time values of both masks without repetition, and both masks' clauses with names for those values."""
     sources = list(a.sources)
     names: dict[str, str] = {}
     for n, value in enumerate(b.sources):
@@ -282,14 +288,14 @@ def _joined(a: Mask, b: Mask) -> tuple[tuple[Any, ...], tuple[tuple[Clause, ...]
 
 
 def _tightened(clause: Clause) -> Clause:
-    """The same range from the fewest bounds, in one order."""
+    """The same range from as few bounds as possible, in canonical order."""
     order = sorted(set(clause), key=lambda b: (b.side, b.kind, b.source or "", b.addend))
     kept = [b for b in order if not any(_implies(other, b) for other in order if other != b)]
     return tuple(kept)
 
 
 def _implies(a: Bound, b: Bound) -> bool:
-    """Whether every key within bound a is within bound b, for certain."""
+    """Whether every key within bound a is certain to be within bound b."""
     if a.side != b.side:
         return False
     if a.kind == "chunk" and b.kind == "chunk":
@@ -302,12 +308,12 @@ def _implies(a: Bound, b: Bound) -> bool:
 
 
 def _within(a: Clause, b: Clause) -> bool:
-    """Whether clause a keeps no key that b does not, for certain."""
+    """Whether every key that clause a keeps is certain to be kept by b."""
     return all(any(_implies(x, y) for x in a) for y in b)
 
 
 def _union_of(clauses: list[Clause], text: str) -> tuple[Clause, ...]:
-    """Clauses as at most two: those within another go, those that overlap become one."""
+    """The clauses reduced to at most two: one within another is dropped, and two that overlap become one."""
     left = list(dict.fromkeys(clauses))
     while (found := _joinable(left)) is not None:
         a, b, both = found
@@ -321,7 +327,7 @@ def _union_of(clauses: list[Clause], text: str) -> tuple[Clause, ...]:
 
 
 def _joinable(clauses: list[Clause]) -> tuple[Clause, Clause, Clause] | None:
-    """Two of the clauses, and the one that keeps what both keep together; None where there are no such two."""
+    """Two of the clauses and the single clause that keeps their union; None if no two have one."""
     for a, b in permutations(clauses, 2):
         both = b if _within(a, b) else _merged(a, b)
         if both is not None:
@@ -330,13 +336,13 @@ def _joinable(clauses: list[Clause]) -> tuple[Clause, Clause, Clause] | None:
 
 
 def _range_and_prefix(a: Clause, b: Clause) -> bool:
-    """Whether one starts at the first key, or both start alike."""
+    """Whether one of them starts at the first key, or both have the same start."""
     starts = [frozenset(x for x in clause if x.side == "lower") for clause in (a, b)]
     return not all(starts) or starts[0] == starts[1]
 
 
 def _merged(a: Clause, b: Clause) -> Clause | None:
-    """The union of two ranges around one diagonal that overlap or touch, where both are of static width."""
+    """The union of two ranges of static width around the same diagonal, if they overlap or touch."""
     sides = {(n, x.side): x for n, clause in enumerate((a, b)) for x in clause}
     if not (len(a) == len(b) == 2 and len(sides) == 4) or len({(x.kind, x.source) for x in sides.values()}) > 1:
         return None
@@ -359,7 +365,7 @@ def _edge(bound: Bound, position: np.ndarray, sources: dict[str, np.ndarray]) ->
 
 
 def _column(value: Any) -> np.ndarray:
-    """A run-time value as it broadcasts against (rows, columns)."""
+    """A run-time value shaped to broadcast against (rows, columns)."""
     given = np.asarray(value).astype(np.int64)
     return given.reshape(-1, 1, 1, 1) if given.ndim else given
 

@@ -85,31 +85,34 @@ def dot_product_attention(
     residual_dtype: Any = None,
     rope: Rope | None = None,
 ) -> Array | tuple[Array, Array]:
-    """softmax(scale · q·k + bias, over the keys a row keeps) · V, for each head: query's shape with Hv for H.
+    """Scaled dot-product attention, softmax(scale · q·k + bias) · v for each head, as `jax.nn.dot_product_attention`.
 
-    Query head n reads key/value head n // G. float32, float16 or bfloat16, one dtype for query, key and value, which
-    the result has; logits and softmax are float32. Order: scale (1/√H unless given), `softcap` (c · tanh(s / c)), bias,
-    masks, softmax. A row that keeps no key is the mean of V over all S, as in jax, or 0 with `sinks`.
+    query is BTNH, key BSKH and value BSKHv; the result has query's shape, with Hv in place of H. Query head n reads
+    key/value head n // G. query, key and value share one dtype, float32, float16 or bfloat16, and so does the result;
+    logits and softmax are float32. Logits are scaled, capped, biased and masked, in this order. A row that keeps no key
+    gives the mean of V over all S keys, as in jax, or 0 with `sinks`.
 
     Args:
-        query, key, value: arrays, or anything `asarray` takes; without B each is one batch entry.
-        bias: added to the logits; broadcastable to (B, N, T, S), the head axis 1 or N. -inf masks a key.
-        mask: bool, of shapes as bias, True where a key takes part; or a value of `wgattn.masks`.
-        scale: a finite number, or a run-time array ().
-        is_causal: key j is kept by query i where j ≤ i + query_offset.
-        query_seq_lengths, key_value_seq_lengths: int32 (B,), run-time. Rows past the first are 0, keys past the second
-            reach no row that keeps a key.
-        local_window_size: w or (left, right): i + query_offset - left ≤ j ≤ i + query_offset + right.
-        implementation: None, or the family of kernels that must serve: plain, flash_tiled, flash_matrix, flash_rows,
-            decode, decode_lanes, decode_subgroups or decode_matrix. One that cannot raises UnsupportedError when the
-            call is compiled.
-        return_residual: also give the natural logsumexp of the kept logits and the sink, (B)TN, in `residual_dtype`
-            (key's dtype unless given).
-        sinks: (N,), a logit a head that joins the softmax and adds no value.
-        query_offset: the position of query 0 among the keys: an int, or run-time int32 () or (B,).
-        rope: rotates query at i + query_offset and key at j, as `wgattn.nn.rope`, while they are read.
+        query, key, value: Arrays, or anything `asarray` takes. Without the axis B an argument is one batch entry.
+        bias: added to the logits; broadcastable to (B, N, T, S), with a head axis of 1 or N. -inf masks a key.
+        mask: bool, broadcastable as bias is, True where a key takes part; or a mask of `wgattn.masks`.
+        scale: a finite number, or a run-time array of shape (); 1/√H by default.
+        is_causal: query i keeps key j only where j ≤ i + query_offset.
+        query_seq_lengths: int32 (B,), run-time. Rows from this length on are 0.
+        key_value_seq_lengths: int32 (B,), run-time. Keys from this length on reach no row that keeps a key.
+        local_window_size: w or (left, right): query i keeps i + query_offset - left ≤ j ≤ i + query_offset + right.
+        implementation: None, or the kernel family that must be used: plain, flash_tiled, flash_matrix, flash_rows,
+            decode, decode_lanes, decode_subgroups or decode_matrix. If it cannot serve the call, compiling the call
+            raises UnsupportedError.
+        return_residual: also return the natural logsumexp of the kept logits and the sink, (B)TN.
+        softcap: c, which caps the logits: s becomes c · tanh(s / c).
+        sinks: (N,), one logit per head that joins the softmax but contributes no value.
+        query_offset: the position of query 0 among the keys: an int, or a run-time int32 array () or (B,).
+        residual_dtype: the dtype of the residual; key's by default.
+        rope: rotates query at i + query_offset and key at j while they are read, with the result of `wgattn.nn.rope`.
 
-    Raises ValueError for shapes and options that do not fit, TypeError for dtypes; both when called, without a device.
+    Raises ValueError for shapes and options that do not fit and TypeError for dtypes, when it is called and without a
+    device.
 
     Example:
         >>> q = np.ones((2, 5, 8, 64), np.float16); kv = np.ones((2, 7, 2, 64), np.float16)
@@ -192,27 +195,27 @@ def cached_attention(
     residual_dtype: Any = None,
     rope: Rope | None = None,
 ) -> Array | tuple[Array, Array]:
-    """Attention of queries over the tokens of a cache: query's shape with Hv for H, and query's dtype.
+    """Attention of queries over the tokens of a cache. The result has query's dtype, and its shape with Hv for H.
 
-    Without `query_offset` the last query of each sequence sits at its last token, so query i at length - T + i: append
-    the keys and values of T tokens, then attend with their queries. That is prefill, chunked prefill, speculative
-    decode and, with T = 1, the decode of one token, where `is_causal` costs nothing. A row that keeps no key is 0, its
-    residual -inf (with `sinks`: 0 and the sink).
+    By default the last query of each sequence is at its last token, which puts query i at position length - T + i. So
+    append the keys and values of T tokens, then attend with their queries: this is prefill, chunked prefill,
+    speculative decoding and, with T = 1, the decoding of one token, where `is_causal` costs nothing. A row that keeps
+    no key gives 0 and a residual of -inf (with `sinks`, 0 and the sink).
 
     Args:
-        query: BTNH, or TNH where the cache has one sequence; float32, float16 or bfloat16, whatever the cache holds.
-        cache: a `wgattn.KVCache`. Its lengths, and its window if it has one, apply by themselves.
-        is_causal: True unless told: key j is kept by query i where j ≤ i + query_offset. False for cross attention.
-        query_seq_lengths: int32 (B,): rows past them are 0. They do not move the others: give `query_offset` where the
-            T queries of a sequence are not its last T tokens.
-        bias, mask: as for `dot_product_attention`, S being the cache's capacity.
-        rope: rotates query at i + query_offset and key at j while they are read; for keys that were appended without.
-        residual_dtype: float32 unless given, which is what `merge_attention` takes.
+        query: BTNH, or TNH if the cache has one sequence; float32, float16 or bfloat16, whatever the cache holds.
+        cache: a `wgattn.KVCache`. Its lengths, and its window if it has one, are applied automatically.
+        is_causal: True by default: query i keeps key j only where j ≤ i + query_offset. False for cross attention.
+        query_seq_lengths: int32 (B,). Rows from this length on are 0. The other rows keep their positions: give
+            `query_offset` if the T queries of a sequence are not its last T tokens.
+        bias, mask: as for `dot_product_attention`, where S is the cache's capacity.
+        rope: rotates query at i + query_offset and key at j while they are read; for keys that were appended unrotated.
+        residual_dtype: float32 by default, which is what `merge_attention` takes.
 
-    The other arguments are `dot_product_attention`'s. Gradients flow through a dense cache of floats.
+    The other arguments are those of `dot_product_attention`. Gradients flow through a dense cache of floats.
 
-    Raises ValueError for shapes and options that do not fit, of a window cache also where queries see more than its
-    slots hold still; TypeError for dtypes, RuntimeError for a donated cache.
+    Raises ValueError for shapes and options that do not fit, and where queries would see tokens that a window cache has
+    overwritten; TypeError for dtypes; RuntimeError for a donated cache.
 
     Example:
         >>> cache = wgattn.KVCache.create(2, 64, kv_heads=2, head_dim=32)
@@ -275,22 +278,22 @@ def rope(
     style: Literal["half", "interleaved"] = "half",
     scaling: float | Mapping[str, float | str] | None = None,
 ) -> Float[Array, "*B T N H"]:
-    """Rotary position embedding: each pair of features turned by position · frequency, in float32; x's shape and dtype.
+    """Rotary position embedding: rotates each pair of features by position · frequency. Keeps x's shape and dtype.
 
     Args:
         x: (B)TNH, float32, float16 or bfloat16.
-        positions: int32 (T,) or (B, T), run-time; 0 … T-1 unless given.
-        base: frequencies are base^(-2i / rotary_dim).
-        rotary_dim: how many features are turned, from the first; all H unless given.
-        style: "half" pairs feature i with i + rotary_dim / 2 (NeoX; Llama as Hugging Face has it), "interleaved" pairs
-            2i with 2i + 1.
-        scaling: a factor that positions are divided by, or a mapping with `rule` "linear", "llama3" or "yarn" and its
-            parameters under the names of published configurations.
+        positions: int32 (T,) or (B, T), run-time; 0 … T - 1 by default.
+        base: pair i has frequency base^(-2i / rotary_dim).
+        rotary_dim: how many features, counted from the first, are rotated; all H by default.
+        style: "half" pairs feature i with i + rotary_dim / 2 (as NeoX, and Llama on Hugging Face, do); "interleaved"
+            pairs feature 2i with 2i + 1.
+        scaling: a factor that divides the positions, or a mapping with `rule` "linear", "llama3" or "yarn" and its
+            parameters, under the names that published model configurations use.
 
-    A `rope` whose result goes into `dot_product_attention` is done there, while query and key are read. It has a
-    gradient by x.
+    The rotation is computed in float32. Where the result goes into `dot_product_attention`, it is fused: query and key
+    are rotated while they are read. Gradients flow to x.
 
-    Raises ValueError for shapes and parameters that do not fit, TypeError for dtypes; both when called.
+    Raises ValueError for shapes and parameters that do not fit and TypeError for dtypes, when it is called.
 
     Example:
         >>> wgattn.nn.rope(np.ones((2, 5, 8, 64), np.float32)).shape
