@@ -14,9 +14,9 @@ from ._kernels.rotation import Rope
 
 @dataclass(frozen=True, slots=True)
 class BoundCall:
-    """query, key and value with a batch axis each, and their sizes. `lead`: query's own batch axis, or none.
+    """query, key and value, each with a batch axis, and their sizes. `lead` is query's own batch shape: (B,) or ().
 
-    Of a cache, S is what a sequence has room for, and key and value may be its pools.
+    For a cache, S is its capacity, and key and value may be pools of pages.
     """
 
     query: Array
@@ -46,7 +46,7 @@ class BoundCall:
 def bind(query: Any, key: Any, value: Any) -> BoundCall:
     """query (B)TNH, key (B)SKH and value (B)SKHv of one float dtype, as Arrays that fit together.
 
-    Raises ValueError for shapes, with how each was read, and TypeError for dtypes.
+    Raises ValueError for shapes that do not fit, saying how each was read, and TypeError for dtypes.
     """
     given = {name: array_of(x, name) for name, x in (("query", query), ("key", key), ("value", value))}
     for name, x in given.items():
@@ -76,11 +76,11 @@ def bind(query: Any, key: Any, value: Any) -> BoundCall:
 
 
 def array_of(given: Any, name: str) -> Array:
-    """`given` as an Array; errors begin with the argument's name."""
+    """`given` as an Array. Errors begin with the argument's name."""
     try:
         return asarray(given)
     except (TypeError, ValueError, OverflowError) as error:
-        if type(error) not in (TypeError, ValueError, OverflowError):  # a class of its own may be made otherwise
+        if type(error) not in (TypeError, ValueError, OverflowError):  # a subclass may take other arguments
             raise
         raise type(error)(f"{name}: {error}") from None
 
@@ -89,11 +89,11 @@ def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str |
     """What is wrong with shapes BTNH, BSKH and BSKHv, if anything."""
     if not q[0] == k[0] == v[0]:
         hint = ": wgattn.broadcast_to repeats a batch of one without a copy" if 1 in (q[0], k[0], v[0]) else ""
-        return f"query, key and value must have one B{hint}"
+        return f"query, key and value must have the same B{hint}"
     if q[3] != k[3]:
-        return f"query and key must have one H; got {q[3]} and {k[3]}"
+        return f"query and key must have the same H; got {q[3]} and {k[3]}"
     if k[1:3] != v[1:3]:
-        return "key and value must have one S and one K"
+        return "key and value must have the same S and the same K"
     if not q[3] or not v[3]:
         return f"H and Hv must be at least 1; got {q[3]} and {v[3]}"
     if q[2] and (not k[2] or q[2] % k[2]):
@@ -124,7 +124,7 @@ def _legend(given: dict[str, Array], problem: str) -> str:
 
 
 def check_implementation(name: str) -> None:
-    """Raise ValueError for what is no name of a kernel family."""
+    """Raise ValueError unless `name` is a kernel family."""
     from ._kernels.attention.choose import IMPLEMENTATIONS
 
     if name in IMPLEMENTATIONS:
@@ -160,7 +160,7 @@ def scores(given: Any, name: str, call: BoundCall) -> Array:
 
 
 def _missing_axes(shape: tuple[int, ...], name: str, call: BoundCall) -> str:
-    """How a padding mask, or one without its head axis, is written."""
+    """The hint for a padding mask (B, S), or for one that lacks its head axis."""
     if shape == (call.B, call.S):
         lengths = ", or give key_value_seq_lengths" if name == "mask" else ""
         return f"; a padding {name} (B, S) is {name}[:, None, None, :]{lengths}"
@@ -168,7 +168,7 @@ def _missing_axes(shape: tuple[int, ...], name: str, call: BoundCall) -> str:
 
 
 def check_mask(given: Any) -> None:
-    """Raise TypeError for a function, or the name of one, where a mask is taken."""
+    """Raise TypeError if a function, or the name of one, is given as a mask."""
     from . import masks
 
     if not isinstance(given, str) and not callable(given):
@@ -188,14 +188,14 @@ def window(given: Any) -> tuple[int, int]:
             return left, right
         return operator.index(given), operator.index(given)
     except (TypeError, ValueError):
-        told = f"local_window_size is an integer or (left, right), both integers, compiled in; got {given!r}"
+        told = f"local_window_size is an integer, or a pair (left, right) of integers, and static; got {given!r}"
         if isinstance(given, Array):
             told += ": name it in static_argnums, or give masks.local(left, right, offset), whose offset is run-time"
         raise TypeError(told) from None
 
 
 def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
-    """A run-time int32 array (B,), or () where `scalar` allows it."""
+    """A run-time int32 array (B,), or () if `scalar`."""
     x = array_of(given, name)
     if x.dtype != int32:
         raise TypeError(f"{name} must be int32; got {x.dtype.name}: cast with .astype(np.int32)")
@@ -205,14 +205,14 @@ def per_entry(given: Any, name: str, B: int, scalar: bool = True) -> Array:
 
 
 def rope_of(given: Any) -> Rope:
-    """The `rope` of a call. Raises TypeError for what is no Rope."""
+    """The `rope` of a call. Raises TypeError for anything but a Rope."""
     if not isinstance(given, Rope):
         raise TypeError(f"rope takes a wgattn.nn.Rope; got {type(given).__name__}: wgattn.nn.Rope() is the usual one")
     return given
 
 
 def segment_ids(given: Any, name: str, B: int, letter: str, count: int) -> Array:
-    """Run-time int32 ids (count,), or (1 or B, count); `letter` is what the axis is called."""
+    """Run-time int32 ids (count,) or (1 or B, count). `letter` names the axis in errors."""
     x = array_of(given, f"segments: {name}")
     if x.dtype != int32:
         raise TypeError(f"segments: {name} must be int32; got {x.dtype.name}: cast with .astype(np.int32)")
@@ -232,7 +232,7 @@ def sink_logits(given: Any, N: int) -> Array:
 
 
 def scale_of(given: Any) -> tuple[float | None, Array | None]:
-    """The scale as a static number, and the run-time array () that it is multiplied with, if there is one."""
+    """The scale as a static number and the run-time array () by which that is multiplied, if there is one."""
     if given is None:
         return None, None
     if isinstance(given, int | float | np.generic):
@@ -251,7 +251,7 @@ def softcap_of(given: Any) -> float | None:
     if given is None:
         return None
     if not isinstance(given, int | float | np.generic):
-        raise TypeError(f"softcap is a number that is compiled in; got {type(given).__name__}: give float(softcap)")
+        raise TypeError(f"softcap is a static number; got {type(given).__name__}: give float(softcap)")
     cap = float(given)
     if not (math.isfinite(cap) and cap > 0):
         raise ValueError(f"softcap must be finite and above 0; got {given}: leave it out for no cap")
@@ -259,7 +259,7 @@ def softcap_of(given: Any) -> float | None:
 
 
 def residual_dtype_of(given: Any) -> np.dtype:
-    """What a residual is given in. Raises TypeError for what is no float dtype of wgattn."""
+    """The dtype of a returned residual. Raises TypeError for anything but wgattn's float dtypes."""
     dtype = canonical(given)
     if dtype not in FLOATS:
         raise TypeError(f"residual_dtype must be float32, float16 or bfloat16; got {dtype.name}")

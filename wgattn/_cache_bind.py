@@ -35,7 +35,7 @@ def new_rows(cache: "KVCache", key: Any, value: Any) -> tuple[Array, Array]:
         axes = (1, 2) if rows[name].ndim == 4 else (0, 1)
         raise ValueError(f"{read}; {has}" + (f": it looks like BKTH, use {name}.swapaxes{axes}" if swapped else ""))
     if whole["key"].shape[1] != whole["value"].shape[1]:
-        raise ValueError(f"key {rows['key'].shape} and value {rows['value'].shape} must have one T")
+        raise ValueError(f"key {rows['key'].shape} and value {rows['value'].shape} must have the same T")
     return whole["key"], whole["value"]
 
 

@@ -48,7 +48,7 @@ def canonical(dtype: Any) -> np.dtype:
     narrowed = {"f8": float32, "i8": int32, "u8": uint32, "i2": int32, "u2": uint32}.get(given.str[1:], given)
     if narrowed not in _SHORT:
         known = ", ".join(d.name for d in _SHORT)
-        raise TypeError(f"dtype {named(dtype)} has no place in wgattn: it takes {known}; cast with .astype first")
+        raise TypeError(f"wgattn has no dtype {named(dtype)}: it takes {known}; cast with .astype first")
     return narrowed
 
 

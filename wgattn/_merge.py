@@ -1,4 +1,4 @@
-"""Results of attention over separate keys, merged to that over all of them: `wgattn.nn.merge_attention`."""
+"""`wgattn.nn.merge_attention`: results of attention over disjoint ranges of keys, merged into one."""
 
 from __future__ import annotations  # jaxtyping is for readers and type checkers: it loads too much for an import
 
@@ -52,26 +52,28 @@ def merge_attention(
     *,
     return_residual: bool = False,
 ) -> Array | tuple[Array, Array]:
-    """The attention over all keys, from that over separate ranges of them: each part weighed by exp(its residual).
+    """Attention over all keys, from its results over disjoint ranges of keys, each weighted by exp(its residual).
 
-    A part is what one call gave for the same queries: `dot_product_attention(…, return_residual=True,
-    residual_dtype=np.float32)` or `cached_attention`. Computed in float32; the result has the outputs' dtype.
+    A part is the result of one call for the same queries: of `dot_product_attention(…, return_residual=True,
+    residual_dtype=np.float32)` or of `cached_attention`. The merge is computed in float32; the result has the outputs'
+    dtype.
 
     Args:
         outputs: P arrays (B)TNHv, float32, float16 or bfloat16, or one array (P, …) of them.
         residuals: P arrays (B)TN, float32, or one array (P, …).
-        sinks: (N,), a logit a head that joins the softmax once; the parts must not have had it.
-        return_residual: also give the natural logsumexp over all parts and the sink, (B)TN in float32, to merge on.
+        sinks: (N,), one logit per head that joins the softmax once. The calls that made the parts must not have had it.
+        return_residual: also return the natural logsumexp over all parts and the sink, (B)TN in float32, for further
+            merges.
 
-    A row whose residual is -inf is neutral, and its output is not read: it may hold anything. So is a row of
-    `dot_product_attention` that keeps no key, whose residual is -0.7 times the largest float32. Where all parts are
-    such, the result is 0 and its residual -inf; with sinks 0 and the sink.
+    A row whose residual is -inf is neutral: its output is not read and may hold anything. So is a row in which
+    `dot_product_attention` kept no key, with a residual of -0.7 times the largest float32. If all parts of a row are
+    neutral, the result is 0 and its residual -inf (with sinks, 0 and the sink).
 
-    Gradients flow to outputs, residuals and sinks. The residual of `dot_product_attention` stops its gradient, as in
-    jax: a loss of parts that were computed and merged in one program reaches their outputs, but lacks what their
-    weights would pass on to query and key. Train through one call over all keys.
+    Gradients flow to outputs, residuals and sinks. As in jax, no gradient flows through the residual of
+    `dot_product_attention`. A loss on parts that are computed and merged in one program therefore reaches their
+    outputs, but misses the part of the gradient that flows through their weights: to train, use one call over all keys.
 
-    Raises ValueError for shapes that do not fit, TypeError for dtypes; both when called, without a device.
+    Raises ValueError for shapes that do not fit and TypeError for dtypes, when it is called and without a device.
 
     Example:
         >>> q = np.ones((2, 5, 8, 64), np.float32); kv = np.ones((2, 7, 2, 64), np.float32)
@@ -89,7 +91,7 @@ def merge_attention(
 
 
 def merged(outputs: Array, residuals: Array, sinks: Array | None) -> tuple[Array, Array]:
-    """The merge of parts (P, …, N, Hv) of any rank, and its residual; `sinks` broadcast to (…, N)."""
+    """The merge of parts (P, …, N, Hv) of any rank, and its residual. `sinks` broadcast to (…, N)."""
     if not residuals.size:
         shape = outputs.shape[1:]
         empty = np.zeros(shape, outputs.dtype), np.zeros(shape[:-1], np.float32)
@@ -101,7 +103,7 @@ def merged(outputs: Array, residuals: Array, sinks: Array | None) -> tuple[Array
 
 
 def check_parts(outputs: Aval, residuals: Aval) -> None:
-    """Raise where stacked parts and residuals are none, or do not fit together."""
+    """Raise if there are no parts, or if parts and residuals do not fit together."""
     if outputs.ndim not in (4, 5):
         raise ValueError(
             f"outputs are parts of shape BTNHv or TNHv, in a sequence or along a leading axis; got {outputs.shape} "
@@ -122,14 +124,14 @@ def check_parts(outputs: Aval, residuals: Aval) -> None:
     if residuals.shape != outputs.shape[:-1]:
         swapped = residuals.shape == (P, *batch, N, T)
         raise ValueError(
-            f"{P} parts {outputs.shape[1:]} are read as {'B T N Hv' if batch else 'T N Hv'}, so their residuals have "
+            f"outputs {outputs.shape[1:]} are read as {'B T N Hv' if batch else 'T N Hv'}, so residuals must be {P} of "
             f"shape {outputs.shape[1:-1]}; got {residuals.shape[0]} of shape {residuals.shape[1:]}"
             + (": these look like BNT, use residual.swapaxes(-1, -2)" if swapped else "")
         )
 
 
 def check_alike(parts: Sequence[Aval], name: str) -> None:
-    """Raise where a sequence of parts is empty, or holds more than one shape or dtype."""
+    """Raise if a sequence of parts is empty or mixes shapes or dtypes."""
     if not parts:
         raise ValueError(f"merge_attention takes at least one part; {name} is empty")
     for place, x in enumerate(parts):
@@ -142,7 +144,7 @@ def check_alike(parts: Sequence[Aval], name: str) -> None:
 
 
 def _stacked(given: Any, name: str) -> Array:
-    """Parts along a leading axis: those of a sequence are written one behind the other."""
+    """Parts along a leading axis; those of a sequence are concatenated."""
     if not isinstance(given, list | tuple):
         return array_of(given, name)
     parts = [array_of(x, f"{name}[{place}]") for place, x in enumerate(given)]

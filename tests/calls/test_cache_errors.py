@@ -63,7 +63,7 @@ def test_create(options: dict[str, Any], message: str):
         (rows(3, 3, 4, 8), rows(2, 3, 4, 8), "B=3 .* the cache has B=2"),
         (rows(3, 4, 8), rows(3, 4, 8), r"key \(3, 4, 8\) is read as B=1 .* the cache has B=2"),
         (rows(2, 4, 3, 8), rows(2, 4, 3, 8), r"it looks like BKTH, use key.swapaxes\(1, 2\)"),
-        (rows(2, 3, 4, 8), rows(2, 2, 4, 8), "must have one T"),
+        (rows(2, 3, 4, 8), rows(2, 2, 4, 8), "must have the same T"),
         (rows(4, 8), rows(4, 8), r"key must have 3 or 4 axes, BTKH or TKH; got shape \(4, 8\)"),
         (rows(2, 3, 4, 8).astype(np.int32), rows(2, 3, 4, 8), r"key is int32; .*cast with key.astype\(np.float32\)"),
     ],

@@ -116,9 +116,9 @@ def test_numpy_scalars_are_not_weak(scalar: Any):
 def test_what_storage_types_refuse():
     with pytest.raises(TypeError, match=r"int8 is a storage type and add does not compute in it: cast with .astype"):
         wa.asarray(np.ones(3, np.int8)) + 1
-    with pytest.raises(TypeError, match="complex64 has no place"):
+    with pytest.raises(TypeError, match="no dtype complex64"):
         wa.asarray(np.ones(3, np.complex64))
-    with pytest.raises(TypeError, match=r"dtype complex64 \(NumPy's reading of 'c8'\) has no place"):
+    with pytest.raises(TypeError, match=r"no dtype complex64 \(NumPy's reading of 'c8'\):"):
         wa.asarray(np.ones(3, np.float32)).astype("c8")
 
 
