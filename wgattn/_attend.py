@@ -31,7 +31,7 @@ from .masks import Mask
 
 
 def ranges_of(mask: Any, is_causal: bool, local_window_size: int | tuple[int, int] | None) -> Mask:
-    """The ranges of keys that a call keeps; a dense mask is none."""
+    """The ranges of keys that a call keeps. A dense mask is not among them."""
     ranges = mask if isinstance(mask, Mask) else masks.full()
     if is_causal:
         ranges = ranges & masks.causal()
@@ -55,7 +55,7 @@ def attend(
     usual_dtype: np.dtype,
     **run_time: Array | None,
 ) -> Array | tuple[Array, Array]:
-    """The result of a call whose query, key, value and `run_time` operands are bound; the other options are not yet."""
+    """The result of a call whose query, key, value and `run_time` operands are bound. The other options are not yet."""
     if not return_residual and residual_dtype is not None:
         raise ValueError("residual_dtype is given without return_residual=True: there would be no residual to cast")
     if implementation is not None:
@@ -93,7 +93,7 @@ def attend(
 
 
 def rotated(rule: Rope, call: BoundCall, offset: Array | None) -> tuple[Array, Array]:
-    """query at i + query_offset and key at j, as nodes that fold into the attention call."""
+    """query rotated at i + query_offset and key at j, as nodes that are fused into the attention call."""
     if offset is None:
         return apply(Rotate(rule), call.query), apply(Rotate(rule), call.key)
     return apply(Rotate(rule, "offset"), call.query, offset), apply(Rotate(rule), call.key)
@@ -102,6 +102,7 @@ def rotated(rule: Rope, call: BoundCall, offset: Array | None) -> tuple[Array, A
 def record_attention(
     operands: dict[str, Array], options: Call, dtype: np.dtype, implementation: str | None
 ) -> tuple[Array, Array | None]:
+    """One Attention node: out, and the residual if `options` keep one."""
     order = ("query", "key", "value", "scales", "bias", "mask", *ROW_OPERANDS, *options.sources)
     names = tuple(name for name in order if name in operands)
     arrays = [operands[name] for name in names]
@@ -112,7 +113,7 @@ def record_attention(
 
 
 def _without_keys(call: BoundCall, sinks: Array | None, residual: bool) -> tuple[Array, Array | None]:
-    """The result where an axis is empty: zeros, the residual -inf or each head's sink. Nothing is dispatched."""
+    """The result if an axis is empty: zeros, and a residual of -inf or each head's sink. Nothing is dispatched."""
     shape = (call.B, call.T, call.N)
     out = np.zeros((*shape, call.Hv), call.query.dtype)
     kept: Array | None = None

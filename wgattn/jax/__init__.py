@@ -1,8 +1,8 @@
-"""wgattn inside JAX programs: attention under jit, grad, vmap, scan and shard_map, as callbacks to the device.
+"""wgattn inside JAX programs: attention under jit, grad, vmap, scan and shard_map, run by callbacks on the device.
 
     out = jax.jit(wgattn.jax.dot_product_attention)(query, key, value)    # as jax.nn.dot_product_attention
 
-Caches are held as JAX arrays (`new_cache`) or stay on wgattn's device (`CacheHandle`).
+A cache either consists of JAX arrays (`new_cache`) or stays on wgattn's device (`CacheHandle`).
 """
 
 from wgattn import _tree as _tree
@@ -19,4 +19,4 @@ from ._callback import last_error as last_error
 from ._flax import flax_attention as flax_attention
 from ._merge import merge_attention as merge_attention
 
-_tree.util()  # pytrees of JAX programs hold wgattn's classes too
+_tree.util()  # so that pytrees of JAX programs may hold wgattn's classes

@@ -1,4 +1,4 @@
-"""What attention calls of JAX programs are given, as operands and static values: masks, scales, implementations."""
+"""The arguments of attention calls in JAX programs, split into operands and static values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from wgattn._array import Array
 from wgattn._bind import check_implementation, check_mask
 from wgattn._kernels.attention.problem import Clause
 
-CHOOSE = (None, "xla", "cudnn")  # implementations of jax.nn, all of which leave the choice to wgattn
+CHOOSE = (None, "xla", "cudnn")  # jax.nn's implementations; with any of them wgattn chooses
 SEGMENTS = ("query_segments", "key_segments")
 
 
 def implementation_of(given: str | None) -> str | None:
-    """The family of kernels that must serve; None where wgattn chooses. Raises ValueError for another name."""
+    """The kernel family that must be used, None if wgattn chooses. Raises ValueError for other names."""
     if given in CHOOSE:
         return None
     check_implementation(given)  # type: ignore[arg-type]
@@ -25,12 +25,12 @@ def implementation_of(given: str | None) -> str | None:
 
 
 def scale_of(given: Any) -> tuple[float | None, Any]:
-    """A scale as a static number, or else as the array that it is."""
+    """A scale as (number, None) if it is static, else as (None, array)."""
     return (float(given), None) if isinstance(given, int | float | np.generic) else (None, given)
 
 
 def mask_parts(given: Any) -> tuple[tuple[Clause, ...] | None, dict[str, Any]]:
-    """The clauses of a mask value, and its run-time arrays as operands; of a dense mask None, and the mask."""
+    """A mask's clauses and its run-time arrays as operands; for a dense mask, None and the mask itself."""
     check_mask(given)
     if not isinstance(given, masks.Mask):
         return None, {"mask": given}
@@ -40,7 +40,7 @@ def mask_parts(given: Any) -> tuple[tuple[Clause, ...] | None, dict[str, Any]]:
 
 
 def mask_of(clauses: tuple[Clause, ...] | None, operands: Mapping[str, Array]) -> masks.Mask | None:
-    """The mask value of these clauses with its run-time arrays among `operands`; None where there is none."""
+    """The mask with these clauses, whose run-time arrays are among `operands`; None without clauses."""
     if clauses is None:
         return None
     sources = tuple(x for name, x in operands.items() if name.startswith("bound"))

@@ -76,15 +76,16 @@ def dot_product_attention(
     residual_dtype: Any = None,
     rope: Rope | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """`jax.nn.dot_product_attention`, computed by wgattn: what that takes and gives, with wgattn's extensions.
+    """`jax.nn.dot_product_attention`, computed by wgattn, with wgattn's extensions.
 
-    query (B)TNH, key (B)SKH, value (B)SKHv, float32, float16 or bfloat16; the result is query's shape with Hv for H.
-    `wgattn.nn.dot_product_attention` says what each argument means; here they are JAX arrays, traced or not, and
-    `implementation` None, "xla" and "cudnn" all mean that wgattn chooses. A mask may be a value of `wgattn.masks`, its
-    run-time parts JAX arrays. Gradients flow to query, key, value, bias, sinks, and a scale that is an array.
+    query is (B)TNH, key (B)SKH and value (B)SKHv, in float32, float16 or bfloat16; the result has query's shape with Hv
+    in place of H. The arguments mean what they mean in `wgattn.nn.dot_product_attention`, but are JAX arrays, traced or
+    not. `implementation` None, "xla" and "cudnn" all let wgattn choose. A mask may come from `wgattn.masks`, with JAX
+    arrays as its run-time values. Gradients flow to query, key, value, bias, sinks and a scale that is an array.
 
-    Raises ValueError and TypeError for what does not fit, while JAX traces; UnsupportedError on a JAX backend that
-    cannot call back. What fails at run time is JAX's error with the original's type and text; `last_error()` gives it.
+    Raises ValueError and TypeError for arguments that do not fit, while JAX traces, and UnsupportedError on a JAX
+    backend without callbacks. A failure at run time is raised as JAX's error, with the type and text of the original,
+    which `last_error()` returns.
 
     Example:
         >>> q = jnp.ones((2, 5, 8, 64)); kv = jnp.ones((2, 7, 2, 64))
@@ -132,7 +133,7 @@ def dot_product_attention(
 
 
 def _without_keys(program: HostProgram, sinks: jax.Array | None) -> Sequence[jax.Array]:
-    """The results where an axis is empty: zeros, the residual -inf or each head's sink."""
+    """The results if an axis is empty: zeros, and a residual of -inf or each head's sink."""
     out, *kept = (jnp.zeros(aval.shape, aval.dtype) for aval in program.results)
     empty = jnp.float32(-jnp.inf) if sinks is None else sinks.astype(jnp.float32)
     return out, *(jnp.broadcast_to(empty, x.shape) for x in kept)

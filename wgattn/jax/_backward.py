@@ -1,4 +1,4 @@
-"""The backward pass of a call as a recorded function: from what the forward pass kept, nothing is computed again."""
+"""The backward pass of a call as a recorded function. It uses what the forward pass kept and recomputes none of it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,12 +14,12 @@ from ._batching import Batching
 from ._callback import HostProgram
 from ._recorded import Avals, Spec, attend, lowered
 
-KEPT = 3  # arrays behind the operands: out, its residual, and out's cotangent
+KEPT = 3  # arrays that follow the operands: out, its residual, and out's cotangent
 
 
 @lru_cache(maxsize=1024)
 def backward_program(spec: Spec, wanted: tuple[int, ...], batching: Batching, avals: Avals) -> HostProgram:
-    """The program of the gradients of operands number `wanted`; each has every mapped axis."""
+    """The program of the gradients of the operands numbered `wanted`. Each gradient has every mapped axis."""
     return HostProgram(lowered(_backward(spec, wanted, batching), avals))
 
 
@@ -32,7 +32,7 @@ def _backward(spec: Spec, wanted: tuple[int, ...], batching: Batching) -> JitFun
 
 
 def gradients(spec: Spec, wanted: tuple[int, ...], batching: Batching, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """The gradients of operands number `wanted`, an example's each: none is summed over a mapped axis that it lacks."""
+    """The gradients of the operands numbered `wanted`, per example, not summed over mapped axes an operand lacks."""
     count = len(spec.names)
     whole = {*wanted, *range(count, count + KEPT)}
     arrays = [batching.whole(i, x) if i in whole else x for i, x in enumerate(arrays)]
@@ -50,7 +50,7 @@ def gradients(spec: Spec, wanted: tuple[int, ...], batching: Batching, arrays: S
 
 
 def _kept(pull: Pullback, out: Array, residual: Array) -> Pullback:
-    """The backward pass with what one attention call gave put in its place, so that it is not computed again."""
+    """The pullback with the attention call's known results put in, so that they are not computed again."""
     calls = [number for number, node in enumerate(pull.graph.nodes) if isinstance(node.operation, Attention)]
     if len(calls) != 1:
         return pull

@@ -1,4 +1,4 @@
-"""Any function of wgattn.jit inside a JAX program: shapes from tracing it, gradients from its own backward pass."""
+"""Any wgattn.jit function inside a JAX program: shapes come from tracing it, gradients from its own backward pass."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -21,14 +21,14 @@ from ._transforms import Arrays, Wanted
 
 
 def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """fn(*args, **kwargs) for a function of `wgattn.jit`, as a part of a JAX program.
+    """fn(*args, **kwargs) as part of a JAX program, where fn is a `wgattn.jit` function.
 
-    Arguments and results are pytrees of JAX arrays; static arguments are those that `wgattn.jit` was told of. fn is
-    traced once a signature, without a device, and runs as one callback. Gradients flow to float arguments, by fn's own
-    backward pass, which computes the forward pass again. vmap runs it once an entry. JAX keeps its buffers:
+    Arguments and results are pytrees of JAX arrays; static arguments are those declared to `wgattn.jit`. fn is traced
+    once per signature, without a device, and runs as one callback. Gradients flow to float arguments through fn's own
+    backward pass, which computes the forward pass again. Under vmap, fn runs once per entry. JAX keeps its buffers, so
     `donate_argnums` has no effect here.
 
-    Raises TypeError for what is no function of `wgattn.jit`, and what tracing fn raises.
+    Raises TypeError if fn is not a `wgattn.jit` function, and whatever tracing fn raises.
 
     Example:
         >>> double = wgattn.jit(lambda x: x * 2); jax.jit(lambda x: wgattn.jax.call(double, x))(jnp.ones(3)).shape
@@ -54,7 +54,7 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _transformable(fn: JitFunction, tree: Any, static: Any, avals: tuple[Aval, ...]) -> Callable[..., Arrays]:
-    """A call of one signature as a function of its leaves, with a backward pass."""
+    """The calls of one signature as a function of their leaves, with a backward pass."""
     signature = Arguments(tree, [None] * len(avals), static)
     program = HostProgram(fn._traced(signature, list(avals)), fn._validate)
     run = partial(run_in_jax, program)

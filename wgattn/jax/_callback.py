@@ -28,9 +28,9 @@ _last: BaseException | None = None
 
 
 def last_error() -> BaseException | None:
-    """The exception that ended the last failed call inside a JAX program; None where none has failed.
+    """The exception that ended the last failed call inside a JAX program; None if none has failed.
 
-    JAX raises an error of its own, whose message carries the original's type and text.
+    JAX raises an error of its own, with the original's type and text in its message.
 
     Example:
         >>> error = wgattn.jax.last_error()
@@ -39,10 +39,10 @@ def last_error() -> BaseException | None:
 
 
 class HostCallback(ABC):
-    """What JAX calls back: NumPy arrays in, NumPy arrays out. Safe from any thread; uses no jax.
+    """What JAX calls back: NumPy arrays in, NumPy arrays out. Safe to call from any thread; does not call jax.
 
-    `results` are the avals of what it gives. With `effect` it is called once for each time that the program comes to
-    it, whether its results are needed or not.
+    `results` are the avals of its results. With `effect`, JAX calls it each time that the program reaches it, whether
+    or not its results are needed.
     """
 
     effect = False
@@ -53,14 +53,14 @@ class HostCallback(ABC):
         return self.run([np.asarray(x) for x in given])
 
     def fill(self, _: object, results: Sequence[Any], *given: Any) -> None:
-        """Write the results for these buffers into those of the results."""
+        """Compute the results for the buffers `given` and write them into the buffers `results`."""
         places = [np.asarray(place) for place in results]
         for place, found in zip(places, self.run([np.asarray(x) for x in given], places), strict=True):
             if found is not place:
                 np.copyto(place, found)
 
     def run(self, arrays: Sequence[np.ndarray], places: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, ...]:
-        """The results for NumPy arrays, row-major; some of them in `places`, if those are given."""
+        """The results for NumPy arrays, row-major. Some of them may be the arrays in `places`, if those are given."""
         global _last
         try:
             return self._run(arrays, places)
@@ -70,7 +70,7 @@ class HostCallback(ABC):
 
     @abstractmethod
     def _run(self, arrays: Sequence[np.ndarray], places: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """What `run` gives."""
+        """The work of `run`, whose errors `run` remembers."""
 
 
 class HostProgram(HostCallback):
@@ -99,13 +99,13 @@ class HostProgram(HostCallback):
         )
 
     def _pairs(self, places: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
-        """The numbers of the graph's outputs that are results, and the places of those."""
+        """The numbers of the graph's outputs that are results, each with its place."""
         for (kind, x), place in zip(self._traced.sources, places, strict=False):
             if kind == "computed":
                 yield x, place
 
     def compiled(self) -> Any:
-        """The program on the device; made at the first call."""
+        """The program on the device, compiled at the first call."""
         if self._program is None:
             with self._compiling:
                 if self._program is None:
@@ -141,13 +141,13 @@ def result_avals(traced: Traced, arguments: Sequence[Aval]) -> tuple[Aval, ...]:
 def run_in_jax(program: HostCallback, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The results of `program` for these arrays, as values of the JAX program that is being traced or run.
 
-    On a CPU the callback works on JAX's own buffers: `pure_callback` would copy them twice, and by threads of the pool
-    that callbacks wait in, so that as many callbacks as threads would wait for ever. Elsewhere it is `pure_callback`,
-    or `io_callback` for one with an effect. An effect is not ordered, unless by `run_in_order`.
+    On a CPU the callback works on JAX's own buffers. `pure_callback` would copy them twice, with threads of the pool in
+    which callbacks wait, so that as many callbacks as there are threads would deadlock. On other platforms it is
+    `pure_callback`, or `io_callback` for one with an effect. Effects are not ordered, except by `run_in_order`.
 
-    Raises UnsupportedError where JAX differentiates what it gives: the backward pass of a call, once more.
+    Raises UnsupportedError if JAX differentiates the results, as it would for the gradient of a gradient.
     """
-    if not program.effect:  # what works on a cache's handle sees to that itself
+    if not program.effect:  # calls on a cache handle do this themselves
         arrays = _without_derivative(*arrays)
     shapes = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.results)
     varying = varying_axes(arrays)
@@ -179,17 +179,17 @@ def _refuse_jvp(primals: Any, tangents: Any) -> NoReturn:
 
 @lru_cache(maxsize=256)
 def run_in_order(program: HostCallback) -> Callable[..., tuple[jax.Array, ...]]:
-    """`run_in_jax` of a handle and other arrays between two ordered effects: behind those that come before it in the
-    JAX program, and before the rest.
+    """`run_in_jax` of a handle and other arrays between two ordered effects, so that it runs after the ordered effects
+    that precede it in the JAX program and before those that follow.
 
-    A failure that JAX learns of after its call has returned stays in the thread's token, and all that is ordered behind
-    it raises the same again. The ordered callbacks carry a few numbers: JAX moves large arrays of such with threads of
-    the pool that callbacks wait in, so that as many at once as there are threads would wait for ever.
+    A failure that JAX notices after its call has returned stays in the thread's token, and every later ordered effect
+    raises it again. The ordered callbacks carry only a few numbers: JAX moves their large arrays with threads of the
+    pool in which callbacks wait, so that as many at once as there are threads would deadlock.
     """
 
     def wgattn_in_order(handle: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         first, *rest = run_in_jax(program, _in_order(handle), *arrays)
-        if not rest and first.dtype == handle.dtype:  # a handle, which all that follows consumes
+        if not rest and first.dtype == handle.dtype:  # a handle, which every later call consumes
             return (_in_order(first),)
         _in_order(lax.slice(first, (0,) * first.ndim, (1,) * first.ndim))
         return first, *rest
@@ -203,12 +203,12 @@ def _in_order(x: jax.Array) -> jax.Array:
 
 
 def varying_axes(arrays: Sequence[jax.Array]) -> frozenset[str]:
-    """The mesh axes of `shard_map` over which any of these differ from device to device."""
+    """The mesh axes of `shard_map` along which any of these arrays differs from device to device."""
     return frozenset().union(*map(_varying, arrays))
 
 
 def vary(x: jax.Array, axes: frozenset[str]) -> jax.Array:
-    """x as one that differs over these mesh axes: its cotangents are summed over those that are new."""
+    """x marked as varying along these mesh axes. Its cotangents are summed over those that are new."""
     new = tuple(sorted(axes - _varying(x)))
     return lax.pcast(x, new, to="varying") if new else x
 
@@ -220,7 +220,7 @@ def _varying(x: jax.Array) -> frozenset[str]:
 
 
 def operand(x: Any, name: str = "an argument") -> jax.Array:
-    """x as a JAX array of a type that wgattn has; 64-bit become 32-bit. `name` is for the error where x is none."""
+    """x as a JAX array of a dtype that wgattn has; 64-bit dtypes become 32-bit. `name` is for errors."""
     if x is None or isinstance(x, str):
         raise TypeError(f"{name} must be an array or a number; got {x!r}")
     array = jnp.asarray(_value(x, name) if isinstance(x, Array) else x)
@@ -231,12 +231,12 @@ def operand(x: Any, name: str = "an argument") -> jax.Array:
 def _value(x: Array, name: str) -> np.ndarray:
     try:
         return np.asarray(x)
-    except TypeError as error:  # within wgattn.jit it has none
+    except TypeError as error:  # traced by wgattn.jit, it has no value
         raise TypeError(f"{name}: {error}. wgattn.jax is for JAX programs; in traced functions use wgattn.nn") from None
 
 
 def check_backend() -> None:
-    """Raise where JAX's default device cannot call back, or this process was forked from one that has a device."""
+    """Raise if JAX's default device has no callbacks, or if this process was forked from one with a WebGPU device."""
     _runtime.check_not_forked()
     chosen: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
     platform = chosen if isinstance(chosen, str) else jax.default_backend() if chosen is None else chosen.platform

@@ -1,4 +1,4 @@
-"""Attention as Flax calls it: `nnx.MultiHeadAttention(attention_fn=wgattn.jax.flax_attention)`."""
+"""Attention with Flax's signature: `nnx.MultiHeadAttention(attention_fn=wgattn.jax.flax_attention)`."""
 
 import math
 from collections.abc import Callable
@@ -31,14 +31,15 @@ def flax_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> jax.Array:
-    """`flax.nnx.dot_product_attention`'s signature, computed by wgattn; Linen's passes the same names.
+    """`flax.nnx.dot_product_attention`, computed by wgattn. Flax Linen passes arguments of the same names.
 
-    query (…, T, N, H), key (…, S, K, H), value (…, S, K, Hv), with any number of batch axes; bias and mask
-    broadcastable to (…, N, T, S), or mask a value of `wgattn.masks`. `is_causal` needs no mask: whole tiles of keys are
-    skipped. `dtype` casts query, key and value first; `options` are further ones of `wgattn.jax.dot_product_attention`.
+    query is (…, T, N, H), key (…, S, K, H) and value (…, S, K, Hv), with any number of batch axes. bias and mask are
+    broadcastable to (…, N, T, S); mask may also come from `wgattn.masks`. With `is_causal` no mask is needed, and whole
+    tiles of keys are skipped. `dtype` casts query, key and value first. `options` are further options of
+    `wgattn.jax.dot_product_attention`.
 
-    Raises ValueError for live dropout (dropout_rate > 0 and not deterministic), for a `module` that would sow the
-    weights, which are never made, and for `return_residual`: a module takes the result alone.
+    Raises ValueError for active dropout (dropout_rate > 0 and not deterministic), for a `module` that would sow the
+    attention weights, which wgattn never materialises, and for `return_residual`, as a module takes one result.
 
     Example:
         >>> q = jnp.ones((2, 5, 8, 64)); wgattn.jax.flax_attention(q, q, q, is_causal=True).shape
@@ -74,7 +75,7 @@ def flax_attention(
 
 
 def _one_batch_axis(given: ArrayLike | Mask | None, lead: tuple[int, ...]) -> jax.Array | Mask | None:
-    """A bias or mask (…, N, T, S) with its batch axes as one, of size 1 where it is broadcast along all."""
+    """A bias or mask (…, N, T, S) with its batch axes merged into one, of size 1 if it is broadcast along all."""
     if given is None or isinstance(given, Mask):
         return given
     x = jnp.asarray(given)

@@ -1,4 +1,4 @@
-"""merge_attention for JAX programs: partial attention results as one, computed by wgattn, with its gradient."""
+"""merge_attention for JAX programs: partial attention results merged by wgattn, with a gradient."""
 
 from __future__ import annotations
 
@@ -58,13 +58,14 @@ def merge_attention(
     *,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """`wgattn.nn.merge_attention` of JAX arrays: the attention over all keys, from that over separate ranges of them.
+    """`wgattn.nn.merge_attention` of JAX arrays: attention over all keys, from results over disjoint ranges of keys.
 
-    outputs: P arrays (B)TNHv or one (P, …), float32, float16 or bfloat16; residuals: float32 (B)TN likewise; sinks
-    (N,). Gradients flow to all three, in reverse mode; vmap is one dispatch. The residual of `dot_product_attention`
-    is constant to a gradient, so train through one call over all keys rather than through parts.
+    outputs are P arrays (B)TNHv, or one array (P, …), in float32, float16 or bfloat16; residuals are float32 (B)TN in
+    the same form; sinks are (N,). Gradients flow to all three, in reverse mode; under vmap it is one dispatch. The
+    residual of `dot_product_attention` is constant to a gradient, so train through one call over all keys rather than
+    through parts.
 
-    Raises ValueError and TypeError for what does not fit, while JAX traces.
+    Raises ValueError and TypeError for arguments that do not fit, while JAX traces.
 
     Example:
         >>> parts, residuals = jnp.ones((3, 2, 5, 8, 64)), jnp.zeros((3, 2, 5, 8))
@@ -100,7 +101,7 @@ def _stacked(given: Any, name: str) -> jax.Array:
 
 @lru_cache(maxsize=2)
 def _transformable(count: int) -> Callable[..., Arrays]:
-    """The merge of two operands, or three with sinks, as a function that jax transforms."""
+    """The merge of two operands, or of three with sinks, as a function that jax can transform."""
     run = batched(_forward_program, Batching.none(count))
 
     @jax.custom_vjp
@@ -139,7 +140,7 @@ def _forward_program(batching: Batching, avals: Avals) -> HostProgram:
 def _backward_program(
     count: int, wanted: tuple[int, ...], given: tuple[int, ...], batching: Batching, avals: Avals
 ) -> HostProgram:
-    """The gradients of operands number `wanted` by the results number `given`; each has every mapped axis."""
+    """The gradients of the operands numbered `wanted`, given the cotangents of the results numbered `given`."""
 
     def merge_gradient(*arrays: Array) -> tuple[Array, ...]:
         whole = [batching.whole(i, x) for i, x in enumerate(arrays)]
@@ -156,7 +157,7 @@ def _backward_program(
 
 
 def _together(batching: Batching, arrays: Sequence[Array]) -> tuple[Array, Array]:
-    """The merge of operands that have every mapped axis: those stand behind the parts' axis, as batch axes."""
+    """The merge of operands that have every mapped axis. These become batch axes, after the axis of the parts."""
     lead = len(batching.sizes)
     if not lead:
         return record_merge(*arrays, return_residual=True)

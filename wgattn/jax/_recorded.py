@@ -1,4 +1,4 @@
-"""An attention call of JAX as functions that wgattn records: one example's, and all that vmap maps in one call."""
+"""An attention call of JAX as functions that wgattn records: for one example, and for all that vmap maps at once."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ Avals = tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """All that is static in a call: the names of its operands in order, and its options."""
+    """Everything static about a call: the names of its operands in order, and its options."""
 
     names: tuple[str, ...]
     clauses: tuple[Clause, ...] | None = None  # of a mask value, whose run-time values are operands
@@ -42,7 +42,7 @@ class Spec:
     residual: bool = False
 
     def ranges(self, operands: dict[str, Array]) -> masks.Mask | None:
-        """The mask value, with its run-time values from `operands`."""
+        """The call's mask, with its run-time values from `operands`."""
         return mask_of(self.clauses, operands)
 
 
@@ -53,12 +53,12 @@ def avals_of(arrays: Sequence[jax.Array]) -> Avals:
 
 @lru_cache(maxsize=1024)
 def forward_program(spec: Spec, batching: Batching, avals: Avals) -> HostProgram:
-    """The program of a call: out, and the float32 residual where it is kept. Raises what `nn` raises."""
+    """The program of a call. It returns out, and the float32 residual if that is kept. Raises what `nn` raises."""
     return HostProgram(lowered(_forward(spec, batching), avals))
 
 
 def lowered(recorded: JitFunction, avals: Avals) -> Traced:
-    """What a function records for such arguments."""
+    """What a function records for arguments of these shapes and dtypes."""
     return recorded.lower(*(jax.ShapeDtypeStruct(*aval) for aval in avals))._traced
 
 
@@ -71,14 +71,14 @@ def _forward(spec: Spec, batching: Batching) -> JitFunction:
 
 
 def attend(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """out, with the mapped axes in front, and the float32 residual where it is kept."""
+    """out, with the mapped axes in front, and the float32 residual if that is kept."""
     if not batching.sizes:
         return _one_example(spec, dict(zip(spec.names, arrays, strict=True)))
     return _together(spec, batching, arrays)
 
 
 def _one_example(spec: Spec, operands: dict[str, Array]) -> tuple[Array, ...]:
-    """The call as `nn` records it, and checks it."""
+    """The call, checked and recorded by `nn`."""
     result = nn.dot_product_attention(
         operands["query"], operands["key"], operands["value"], operands.get("bias"),
         operands["mask"] if "mask" in operands else spec.ranges(operands),
@@ -99,7 +99,7 @@ def _one_example(spec: Spec, operands: dict[str, Array]) -> tuple[Array, ...]:
 
 
 def _together(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """All mapped axes and B as the two batch axes that attention takes: one call."""
+    """One call, with all mapped axes and B merged into the two batch axes that attention takes."""
     owns = [batching.own_shape(i, x.shape) for i, x in enumerate(arrays)]
     parts = {
         name: entries(name, own, batching.sizes, flags)
@@ -123,7 +123,7 @@ def _together(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[
     for name, tail in (("sinks", 1), ("scale", 0)):
         if name in operands:
             x = operands[name].astype(float32)
-            # the gradient is one for each batch entry, or one in all
+            # its gradient has one value per batch entry, or one in total
             operands[name] = x if x.ndim == tail else broadcast_to(x, (*batch, *x.shape[2:]))
     if spec.rope is not None:
         operands["query"], operands["key"] = _rotated(spec.rope, operands)
@@ -137,12 +137,12 @@ def _together(spec: Spec, batching: Batching, arrays: Sequence[Array]) -> tuple[
 
 
 def _small(x: Array, own: Entries) -> Array:
-    """A run-time value without batch axes where all entries share it."""
+    """A run-time value, without its batch axes if all entries share it."""
     return x.reshape(own.tail) if math.prod(own.counts) == 1 else x
 
 
 def _rotated(rope: Rope, operands: dict[str, Array]) -> tuple[Array, Array]:
-    """query at i + query_offset and key at j, each as it lies before it is broadcast."""
+    """query rotated at i + query_offset and key at j, each before it is broadcast."""
     query, key, offset = operands["query"], operands["key"], operands.get("query_offset")
     flat = query.reshape((-1, *query.shape[2:]))
     if offset is None:

@@ -1,4 +1,4 @@
-"""How jax transforms a recorded call: custom_vjp outside, and in its forward and backward pass a batching rule each."""
+"""How jax transforms a recorded call: a custom_vjp whose forward and backward passes each have a batching rule."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ Arrays = tuple[jax.Array, ...]
 @jax.tree_util.register_static
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The operands whose gradients are asked for, by number: static, and carried among what the forward pass keeps."""
+    """The numbers of the operands whose gradients are wanted: static, but kept with the forward pass's residuals."""
 
     operands: tuple[int, ...]
 
 
 @lru_cache(maxsize=512)
 def attention(spec: Spec) -> Callable[..., Arrays]:
-    """The call as a function of its operands in order: out, and the float32 residual where it is kept."""
+    """The call as a function of its operands in order. It returns out, and the float32 residual if that is kept."""
     count = len(spec.names)
     keeping = replace(spec, residual=True)
 
@@ -58,7 +58,7 @@ def attention(spec: Spec) -> Callable[..., Arrays]:
 
 
 def batched(programs: Programs, batching: Batching) -> Callable[..., Arrays]:
-    """A function of arrays with mapped axes in front, which vmap turns into one with an axis more."""
+    """A function of arrays with mapped axes in front; vmap turns it into one with one more mapped axis."""
 
     @custom_vmap
     def run(*arrays: jax.Array) -> Arrays:
