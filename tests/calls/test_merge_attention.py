@@ -170,7 +170,7 @@ ERRORS = {
     "no parts": (([], []), ValueError, "at least one part"),
     "no parts in an array": ((np.zeros((0, 3, 2, 4)), np.zeros((0, 3, 2))), ValueError, "at least one part"),
     "rank": ((np.zeros((3, 2, 4)), np.zeros((3, 2))), ValueError, "parts of shape BTNHv or TNHv"),
-    "residuals": ((np.zeros((2, 5, 3, 4)), np.zeros((2, 5, 2))), ValueError, r"must be 2 of shape \(5, 3\); got 2 of shape"),
+    "residuals": ((np.zeros((2, 5, 3, 4)), np.zeros((2, 5, 2))), ValueError, r"must be 2 of shape \(5, 3\); got 2"),
     "BNT": ((np.zeros((2, 5, 3, 4)), np.zeros((2, 3, 5))), ValueError, "these look like BNT"),
     "shapes": (
         ([np.zeros((5, 3, 4)), np.zeros((5, 3, 5))], np.zeros((2, 5, 3))),
