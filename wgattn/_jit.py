@@ -86,6 +86,10 @@ class JitFunction(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<wgattn.jit of {self._name}>"
 
+    def __reduce__(self) -> str:
+        """As functions do it: pickled by name, and its own deep copy."""
+        return getattr(self, "__qualname__", self._name)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         bound = self._bind(args, kwargs)
         if current_trace() is not None:

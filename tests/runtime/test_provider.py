@@ -35,6 +35,8 @@ def test_pick_lists_what_there_is():
         pick((LAVAPIPE, DISCRETE), "radeon")
     with pytest.raises(AdapterNotFoundError, match="no WebGPU adapter was found"):
         pick((), None)
+    with pytest.raises(AdapterNotFoundError, match="dawn takes fewer than WGATTN_PROVIDER=wgpu does: try that"):
+        pick((), None, "dawn")
 
 
 @pytest.mark.parametrize(

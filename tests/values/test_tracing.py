@@ -1,5 +1,7 @@
 """jit traces once a signature, refuses what needs a value, and shows what it recorded; none of it needs a device."""
 
+import copy
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,6 +171,20 @@ def test_a_jit_function_within_another_is_inlined():
 def test_numpy_arguments_of_an_inner_function_become_arrays():
     inner = wa.jit(lambda x, y: x.T + y)
     assert "swapaxes" in repr(wa.make_graph(lambda x: inner(ONES, 1.0) * x)(2.0))
+
+
+@wa.jit
+def by_name(x):
+    return x + 1
+
+
+def test_a_jitted_function_is_copied_and_pickled_as_functions_are():
+    assert copy.deepcopy({"f": by_name})["f"] is by_name
+    assert pickle.loads(pickle.dumps(by_name)) is by_name
+    nameless = wa.jit(lambda x: x)
+    assert copy.deepcopy(nameless) is nameless
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(nameless)
 
 
 def test_methods_can_be_wrapped():

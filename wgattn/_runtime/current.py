@@ -32,7 +32,7 @@ def device() -> Device:
     with _lock:
         if _current is None or _current.is_lost():
             library = providers.provider()
-            info = providers.pick(list_adapters(), _wanted())
+            info = providers.pick(list_adapters(), _wanted(), library.name)
             _current = Device(library, info, _wanted_override(), _made)
             _made += 1
         return _current
@@ -57,7 +57,7 @@ def choose_adapter(chosen: str | int) -> None:
     global _chosen
     with _lock:
         _check_unused("an adapter is chosen")
-        providers.pick(list_adapters(), chosen)
+        providers.pick(list_adapters(), chosen, providers.provider().name)
         _chosen = chosen
 
 

@@ -250,13 +250,14 @@ def describe(index: int, adapter: Any) -> AdapterInfo:
     return AdapterInfo(index, name, kind, info["backend_type"], info["description"])
 
 
-def pick(adapters: Sequence[AdapterInfo], chosen: str | int | None) -> AdapterInfo:
+def pick(adapters: Sequence[AdapterInfo], chosen: str | int | None, library: str = "wgpu") -> AdapterInfo:
     """The adapter of that index or with that text in its name; None: discrete before integrated before CPU.
 
     Raises AdapterNotFoundError where there is none.
     """
     if not adapters:
-        raise AdapterNotFoundError(f"no WebGPU adapter was found. {install_advice()}")
+        also = "" if library == "wgpu" else f"{library} takes fewer than WGATTN_PROVIDER=wgpu does: try that. "
+        raise AdapterNotFoundError(f"no WebGPU adapter was found. {also}{install_advice()}")
     if chosen is None:
         order = ("discrete", "integrated", "unknown", "cpu")
         return min(adapters, key=lambda a: (order.index(a.kind), a.index))
