@@ -210,8 +210,8 @@ fn flash_tiled(
         {
 {% set join = reduce("high_%d" % j, j, "max(%s, %s)") %}
             {{ join if not SHUFFLES }}
-            // A maximum is followed where it grew much, which a thread's own keys tell: weights stay far from overflow, and
-            // rescaling is rare.
+            // A maximum is followed where it grew much, as a thread's own keys tell: weights stay far from overflow,
+            // and rescaling is rare.
             if ({{ "subgroupAny" if SHUFFLES }}(any(high_{{ j }} > top_{{ j }} + SLACK))) {
                 {{ join if SHUFFLES }}
                 high_{{ j }} = max(high_{{ j }}, top_{{ j }});
