@@ -23,22 +23,22 @@ NAMES = {  # what a report calls a peer, and what a reader does; the longer begi
 }
 CALLS = {  # by report: its heading, and the calls that are shown, as words of their shape
     "h200-dawn": (
-        "NVIDIA H200",
+        "NVIDIA H200: 4 sequences of 4,096 tokens, 16 heads, causal",
         {
-            "forward B4 T4096 S4096 N16 K16 H64 f32 causal": "float32, T4096 H64, causal, batch of 4",
-            "forward B4 T4096 S4096 N16 K16 H128 f16 causal": "float16, T4096 H128, causal, batch of 4",
-            "backward B4 T4096 S4096 N16 K16 H64 f32 causal": "with gradients: float32, T4096 H64",
-            "backward B4 T4096 S4096 N16 K16 H128 f16 causal": "with gradients: float16, T4096 H128",
-            "decode B16 T1 S32768 N32 K8 H128 f16 float16 cache": "decoding: 16 caches of 32,768 tokens, float16",
+            "forward B4 T4096 S4096 N16 K16 H64 f32 causal": "float32, H = 64",
+            "forward B4 T4096 S4096 N16 K16 H128 f16 causal": "float16, H = 128",
+            "backward B4 T4096 S4096 N16 K16 H64 f32 causal": "float32, H = 64, with gradients",
+            "backward B4 T4096 S4096 N16 K16 H128 f16 causal": "float16, H = 128, with gradients",
+            "decode B16 T1 S32768 N32 K8 H128 f16 float16 cache": "decoding, float16: 16 sequences of 32,768 tokens, 32 heads share 8, H = 128",
         },
     ),
     "lavapipe": (
-        "two CPU cores, llvmpipe",
+        "Two CPU cores, llvmpipe: 8 heads of 64, float32, causal",
         {
-            "forward B1 T512 S512 N8 K8 H64 f32 causal": "float32, T512 H64, causal",
-            "forward B1 T2048 S2048 N8 K2 H64 f32 causal": "float32, T2048 H64, grouped heads, causal",
-            "backward B1 T2048 S2048 N8 K8 H64 f32 causal": "with gradients: float32, T2048 H64",
-            "decode B1 T1 S4096 N32 K8 H128 f32 float32 cache": "decoding: a cache of 4,096 tokens, float32",
+            "forward B1 T512 S512 N8 K8 H64 f32 causal": "512 tokens",
+            "forward B1 T2048 S2048 N8 K2 H64 f32 causal": "2,048 tokens, 2 key/value heads",
+            "backward B1 T2048 S2048 N8 K8 H64 f32 causal": "2,048 tokens, with gradients",
+            "decode B1 T1 S4096 N32 K8 H128 f32 float32 cache": "decoding: 4,096 tokens, 32 heads share 8, H = 128",
         },
     ),
 }
