@@ -34,12 +34,7 @@ fn empty_rows(
         }
     }
     shares[thread] = sum;
-    for (var half = WORKGROUP / 2u; half > 0u; half /= 2u) {
-        workgroupBarrier();
-        if (thread < half) {
-            shares[thread] += shares[thread + half];
-        }
-    }
+{% include "attention/backward/join_shares.wgsl" %}
     if (thread == 0u) {
         add_sum((b * heads + k) * (VALUE_DIM / 4u) + chunk, shares[0]);
     }

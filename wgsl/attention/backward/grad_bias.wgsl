@@ -1,6 +1,7 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
+{% include "attention/backward/share_of_rows.wgsl" %}
 
 // Bias: LANES threads own one element of the bias, and add up the gradient by its logit over the axes on which it was
 // broadcast. Of each axis the bias owns either all indices (own_…) or one, and then the sum runs over them (over_…). A
@@ -17,32 +18,21 @@ struct Place {
     s: u32,
 }
 
-fn own_place(element: u32) -> Place {
-    var left = element;
-    let s = left % parameters.own_s;
-    left /= parameters.own_s;
-    let t = left % parameters.own_t;
-    left /= parameters.own_t;
-    let n = left % parameters.own_n;
-    left /= parameters.own_n;
-    return Place(left / parameters.own_b1, left % parameters.own_b1, n, t, s);
-}
-
-fn over_place(index: u32) -> Place {
+{% macro place(of) %}
+fn {{ of }}_place(index: u32) -> Place {
     var left = index;
-    let s = left % parameters.over_s;
-    left /= parameters.over_s;
-    let t = left % parameters.over_t;
-    left /= parameters.over_t;
-    let n = left % parameters.over_n;
-    left /= parameters.over_n;
-    return Place(left / parameters.over_b1, left % parameters.over_b1, n, t, s);
+    let s = left % parameters.{{ of }}_s;
+    left /= parameters.{{ of }}_s;
+    let t = left % parameters.{{ of }}_t;
+    left /= parameters.{{ of }}_t;
+    let n = left % parameters.{{ of }}_n;
+    left /= parameters.{{ of }}_n;
+    return Place(left / parameters.{{ of }}_b1, left % parameters.{{ of }}_b1, n, t, s);
 }
 
-fn sum_of(four: vec4f) -> f32 {
-    return (four.x + four.y) + (four.z + four.w);
-}
-
+{% endmacro %}
+{{ place("own") }}
+{{ place("over") }}
 fn by_logit(b: u32, n: u32, t: u32, s: u32) -> f32 {
     let kept = kept_keys(b, t);
     if (!in_range(kept, i32(s))) {
@@ -51,17 +41,9 @@ fn by_logit(b: u32, n: u32, t: u32, s: u32) -> f32 {
     let k = key_head(n);
     let of_query = query_row(b, t, n);
     let of_key = key_row(b, s - parameters.key_first, k);
-    var product = vec4f();
-    for (var chunk = 0u; chunk < HEAD_DIM / 4u; chunk++) {
-        product += load_query(of_query, chunk) * load_key(of_key, chunk);
-    }
     let of_grad = grad_out_row(b, t, n);
     let of_value = value_row(b, s - parameters.key_first, k);
-    var by_weight = vec4f();
-    for (var chunk = 0u; chunk < VALUE_DIM / 4u; chunk++) {
-        by_weight += load_grad_out(of_grad, chunk) * load_value(of_value, chunk);
-    }
-    return share_of(sum_of(product), sum_of(by_weight), b, n, t, s, kept, statistics_of(b, t, n)).logit;
+    return share_of_rows(of_query, of_grad, of_key, of_value, b, n, t, s, kept, statistics_of(b, t, n)).logit;
 }
 
 @compute @workgroup_size(WORKGROUP)
@@ -90,12 +72,7 @@ fn grad_bias_of_elements(
     }
 %% if LANES > 1
     shares[thread] = sum;
-    for (var half = WORKGROUP / 2u; half > 0u; half /= 2u) {
-        workgroupBarrier();
-        if (thread < half) {
-            shares[thread] += shares[thread + half];
-        }
-    }
+{% include "attention/backward/join_shares.wgsl" %}
     workgroupBarrier();
     sum = shares[0];
 %% endif

@@ -38,12 +38,7 @@ fn grad_scale_of_rows(
         }
     }
     shares[thread] = (sum.x + sum.y) + (sum.z + sum.w);
-    for (var half = WORKGROUP / 2u; half > 0u; half /= 2u) {
-        workgroupBarrier();
-        if (thread < half) {
-            shares[thread] += shares[thread + half];
-        }
-    }
+{% include "attention/backward/join_shares.wgsl" %}
     if (thread == 0u) {
         partial[(parameters.part_first + part) * parameters.entries + entry] = shares[0];
     }

@@ -39,12 +39,7 @@ fn grad_sinks_of_heads(
         }
     }
     shares[thread] = sum;
-    for (var half = WORKGROUP / 2u; half > 0u; half /= 2u) {
-        workgroupBarrier();
-        if (thread < half) {
-            shares[thread] += shares[thread + half];
-        }
-    }
+{% include "attention/backward/join_shares.wgsl" %}
     if (thread == 0u) {
         grad_sinks[parameters.result_at + index] = shares[0];
     }

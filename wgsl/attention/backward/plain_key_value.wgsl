@@ -1,6 +1,7 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
+{% include "attention/backward/share_of_rows.wgsl" %}
 
 // Plain, by key and value: a workgroup owns one key of one key/value head, and passes over the rows of all heads of its
 // group that may keep it. Scores: a thread a row. Sums: a thread a vec4 of head_dim and one of value_dim.
@@ -32,15 +33,8 @@ fn plain_key_value(
             let n = k * sharing + (tile + thread) % sharing;
             let of_query = query_row(b, t, n);
             let of_grad = grad_out_row(b, t, n);
-            var product = vec4f();
-            for (var chunk = 0u; chunk < HEAD_DIM / 4u; chunk++) {
-                product += load_query(of_query, chunk) * load_key(of_key, chunk);
-            }
-            var by_weight = vec4f();
-            for (var chunk = 0u; chunk < VALUE_DIM / 4u; chunk++) {
-                by_weight += load_grad_out(of_grad, chunk) * load_value(of_value, chunk);
-            }
-            share = share_of(sum_of(product), sum_of(by_weight), b, n, t, s, kept_keys(b, t), statistics_of(b, t, n));
+            let kept = kept_keys(b, t);
+            share = share_of_rows(of_query, of_grad, of_key, of_value, b, n, t, s, kept, statistics_of(b, t, n));
         }
         by_score[thread] = share.score;
         weights[thread] = share.weight;
@@ -76,8 +70,4 @@ fn plain_key_value(
             add_sum(at + HEAD_DIM / 4u + chunk, value_total[i]);
         }
     }
-}
-
-fn sum_of(four: vec4f) -> f32 {
-    return (four.x + four.y) + (four.z + four.w);
 }

@@ -1,6 +1,7 @@
 {% include "shared/prelude.wgsl" %}
 {% include "attention/hooks.wgsl" %}
 {% include "attention/backward/gradients.wgsl" %}
+{% include "attention/backward/share_of_rows.wgsl" %}
 
 // Plain, by query: a workgroup owns one query row of one head. Scores: a thread a key. Sums: a thread a vec4 of
 // head_dim, unscaled.
@@ -28,15 +29,7 @@ fn plain_query(
         if (s < span.y) {
             let of_key = key_row(b, s - parameters.key_first, k);
             let of_value = value_row(b, s - parameters.key_first, k);
-            var product = vec4f();
-            for (var chunk = 0u; chunk < HEAD_DIM / 4u; chunk++) {
-                product += load_query(of_query, chunk) * load_key(of_key, chunk);
-            }
-            var by_weight = vec4f();
-            for (var chunk = 0u; chunk < VALUE_DIM / 4u; chunk++) {
-                by_weight += load_grad_out(of_grad, chunk) * load_value(of_value, chunk);
-            }
-            share = share_of(sum_of(product), sum_of(by_weight), b, n, t, s, kept, own).score;
+            share = share_of_rows(of_query, of_grad, of_key, of_value, b, n, t, s, kept, own).score;
         }
         by_score[thread] = share;
         workgroupBarrier();
@@ -58,8 +51,4 @@ fn plain_query(
             add_sum(query_sums(b, t, n) + chunk, total[i]);
         }
     }
-}
-
-fn sum_of(four: vec4f) -> f32 {
-    return (four.x + four.y) + (four.z + four.w);
 }
