@@ -29,7 +29,7 @@ CALLS = {  # by report: its heading, and the calls that are shown, as words of t
             "forward B4 T4096 S4096 N16 K16 H128 f16 causal": "float16, H = 128",
             "backward B4 T4096 S4096 N16 K16 H64 f32 causal": "float32, H = 64, with gradients",
             "backward B4 T4096 S4096 N16 K16 H128 f16 causal": "float16, H = 128, with gradients",
-            "decode B16 T1 S32768 N32 K8 H128 f16 float16 cache": "decoding, float16: 16 sequences of 32,768 tokens, 32 heads share 8, H = 128",
+            "decode B16 T1 S32768 N32 K8 H128 f16 float16 cache": "decoding, float16: 16 caches of 32,768 tokens",
         },
     ),
     "lavapipe": (
@@ -38,7 +38,7 @@ CALLS = {  # by report: its heading, and the calls that are shown, as words of t
             "forward B1 T512 S512 N8 K8 H64 f32 causal": "512 tokens",
             "forward B1 T2048 S2048 N8 K2 H64 f32 causal": "2,048 tokens, 2 key/value heads",
             "backward B1 T2048 S2048 N8 K8 H64 f32 causal": "2,048 tokens, with gradients",
-            "decode B1 T1 S4096 N32 K8 H128 f32 float32 cache": "decoding: 4,096 tokens, 32 heads share 8, H = 128",
+            "decode B1 T1 S4096 N32 K8 H128 f32 float32 cache": "decoding: a cache of 4,096 tokens",
         },
     ),
 }
