@@ -73,6 +73,13 @@ def test_a_report_says_what_is_reached_and_what_is_missing() -> None:
     assert any(line.endswith("| ≥ 60% | 50% | 0.83 |") for line in of_gpu)
 
 
+def test_figures_are_told_in_words() -> None:
+    assert [bench.figure(name) for name in ("over_s", "upload_gbps", "seconds")] == ["overhead", "upload", "seconds"]
+    found = [Report.from_json(json.loads(path.read_text(encoding="utf-8"))) for path in REPORTS]
+    told = {bench.figure(name) for report in found for row in report.rows for name in row.figures}
+    assert set(bench.FIGURES.values()) <= told, "each is of a figure that reports have"
+
+
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
 def test_the_page_shows_what_a_report_says(path: Path) -> None:
     """`wgattn bench show FILE --markdown` prints what belongs between the page's two marks."""

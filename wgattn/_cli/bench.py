@@ -22,6 +22,25 @@ from wgattn.bench.report import Report, Row, merged
 from wgattn.bench.run import Job, jobs_of, reports, started
 
 QUICK = Pace(rounds=5, warm_up=0.1, logits=1 << 21)
+FIGURES = {  # what JSON calls a figure, and what a person reads
+    "a row": "a query row",
+    "argument": "arguments",
+    "argument copies": "NumPy copies of arguments",
+    "beyond": "beyond inputs and outputs",
+    "beyond of scores": "beyond ÷ all scores",
+    "by hand": "launched by hand",
+    "callback": "callback and Python",
+    "copy": "NumPy copy",
+    "download of copy": "download ÷ NumPy copy",
+    "empty": "empty callback",
+    "given": "inputs and outputs",
+    "grown": "left behind when warm",
+    "over": "overhead",
+    "over unavoidable": "total ÷ unavoidable",
+    "result copy": "NumPy copy of result",
+    "scores": "all scores",
+    "upload of copy": "upload ÷ NumPy copy",
+}
 
 
 def bench(
@@ -161,7 +180,7 @@ def print_rows(rows: Sequence[Row]) -> None:
     table.add_column("median", justify="right", no_wrap=True)
     table.add_column("rate", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("wgattn is", ratio=2)
+    table.add_column("beside", ratio=2)
     for row in rows:
         call = Text.assemble((row.name, "bold"), "\n", row.shape, "\n", (row.variant, "dim"))
         if row.failed:
@@ -211,7 +230,8 @@ def rate(row: Row) -> str:
 
 def figure(name: str) -> str:
     """The name of a figure in words, without its unit."""
-    return name.removesuffix("_s").removesuffix("_bytes").removesuffix("_gbps").replace("_", " ")
+    words = name.removesuffix("_s").removesuffix("_bytes").removesuffix("_gbps").replace("_", " ")
+    return FIGURES.get(words, words)
 
 
 def amount(name: str, value: float) -> str:
