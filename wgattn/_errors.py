@@ -6,19 +6,19 @@ class WgattnError(Exception):
 
 
 class AdapterNotFoundError(WgattnError):
-    """No WebGPU adapter can be used; the message names what to install on this system."""
+    """There is no usable WebGPU adapter; the message says what to install on this system."""
 
 
 class DeviceLostError(WgattnError):
-    """The device that holds an Array is gone. Arrays of it stay dead; the next fresh call makes a new device."""
+    """The device that holds an Array is gone. Its Arrays stay unusable; the next fresh call makes a new device."""
 
 
 class OutOfDeviceMemoryError(WgattnError):
-    """A buffer could not be had: the message gives the bytes asked for and the device's limit."""
+    """A buffer could not be allocated; the message gives the bytes requested and the device's limit."""
 
 
 class UnsupportedError(WgattnError):
-    """A named variant, provider or option cannot serve the call; nothing else is tried in its place."""
+    """A kernel family, provider or option that was asked for cannot serve the call. Nothing else is tried instead."""
 
 
 class ValidationError(WgattnError):

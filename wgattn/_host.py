@@ -1,4 +1,4 @@
-"""What comes from outside: NumPy and JAX arrays, DLPack, Python scalars; made NumPy values of a known type."""
+"""Values from outside, such as NumPy and JAX arrays, DLPack and Python scalars, as NumPy arrays of a known dtype."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Scalar = bool | int | float
 
 
 def is_scalar(x: object) -> bool:
-    """Whether x is a Python scalar, whose type gives way to an array's."""
+    """Whether x is a Python scalar, whose type yields to an array's."""
     return isinstance(x, bool | int | float) and not isinstance(x, np.generic)
 
 
@@ -20,7 +20,7 @@ def scalar_dtype(x: Scalar) -> np.dtype:
 
 
 def checked(x: Scalar, dtype: np.dtype) -> Scalar:
-    """x, if it is no integer that `dtype` cannot hold. Raises OverflowError, as jax does."""
+    """x itself. Raises OverflowError for an integer that `dtype` cannot hold, as jax does."""
     if dtype == int32 and isinstance(x, int) and not -(2**31) <= x < 2**31:
         unsigned = f"np.uint32({x}) or " if 0 <= x < 2**32 else ""
         raise OverflowError(f"the Python integer {x} does not fit into int32; give {unsigned}a float")
@@ -28,7 +28,7 @@ def checked(x: Scalar, dtype: np.dtype) -> Scalar:
 
 
 def host_value(x: Any, copy: bool) -> tuple[np.ndarray, Aval]:
-    """x as a row-major array of a type that wgattn has, and its aval; a private, read-only copy with `copy`."""
+    """x as a row-major array of a dtype that wgattn has, and its aval. With `copy`, a private, read-only copy."""
     if is_scalar(x):
         dtype = scalar_dtype(x)
         with np.errstate(over="ignore"):  # a number above float32's range is inf, as in jax

@@ -1,4 +1,4 @@
-"""What the host knows of recorded values without reading them back, and the checks that stand on it."""
+"""Values that the host knows without reading them back from the device, and the checks that use them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ _NOT_ASKED = object()
 
 
 def known(step: Step, result: int = 0) -> np.ndarray | None:
-    """The value of a small integer result where the host knows it; None else. Nothing is computed on the device."""
+    """The value of a small integer result if the host knows it, else None. Nothing is computed on the device."""
     if (found := step.known.get(result, _NOT_ASKED)) is not _NOT_ASKED:
         return found  # type: ignore[return-value]
     stack = [(step, result)]
@@ -39,10 +39,10 @@ def known(step: Step, result: int = 0) -> np.ndarray | None:
 
 
 def require(test: Test, *arrays: Any) -> None:
-    """Have test(*values) raise what does not fit: now where the host knows the Arrays' values.
+    """Run test(*values), which raises for values that do not fit: now, if the host knows the Arrays' values.
 
-    While a function is traced by jit, at each call of it instead, before anything is dispatched. Arrays that the host
-    does not know are not tested.
+    If they depend on the arguments of a function that jit is tracing, the test runs at each call of that function
+    instead, before anything is dispatched. Arrays whose values the host does not know are not tested.
     """
     goals = [(array._step, array._result) for array in arrays]
     values = [known(step, result) for step, result in goals]
@@ -57,10 +57,10 @@ def require(test: Test, *arrays: Any) -> None:
 
 @dataclass(slots=True)
 class Foreknown:
-    """What a traced function gives on the host: its small integer results, after its checks.
+    """What a traced function yields on the host: it runs the checks and computes the small integer results.
 
-    Slots hold values: first the arguments that matter, then constants (None where there is none) and what
-    `instructions` compute.
+    Values are held in slots: first the arguments that matter, then `constants`, with None for the slots that
+    `instructions` fill.
     """
 
     arguments: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Foreknown:
     outputs: list[int | None] = field(default_factory=list)
 
     def run(self, argument: Callable[[int], np.ndarray | None]) -> list[np.ndarray | None]:
-        """The outputs that the host knows, given what it knows of arguments. Raises what a check raises."""
+        """The outputs, None for those that the host does not know, as of `argument(i)`. Raises what a check raises."""
         slots = [argument(index) for index in self.arguments]
         slots += self.constants
         for slot, compute, operands in self.instructions:
@@ -83,7 +83,7 @@ class Foreknown:
 
 
 def foreknown(outputs: Sequence[Goal], arguments: Sequence[Step], trace: Trace) -> Foreknown:
-    """How the host gives the `outputs` of a trace, and its checks, from what it knows of the arguments."""
+    """How the host computes the `outputs` of a trace, and runs its checks, from the arguments that it knows."""
     numbers = {id(step): i for i, step in enumerate(arguments)}
     wanted = [*outputs, *(goal for _, goals in trace.checks for goal in goals)]
     order, able = _order(wanted, numbers)
@@ -114,7 +114,7 @@ def foreknown(outputs: Sequence[Goal], arguments: Sequence[Step], trace: Trace) 
 
 
 def _order(wanted: Sequence[Goal], numbers: dict[int, int]) -> tuple[list[Goal], dict[tuple[int, int], bool]]:
-    """The results that `wanted` need on the host, parents first, and whether the host can give each."""
+    """The results that `wanted` need on the host, parents first, and whether the host can compute each."""
     order: list[Goal] = []
     able: dict[tuple[int, int], bool] = {}
     stack = list(reversed(wanted))
@@ -140,7 +140,7 @@ def _order(wanted: Sequence[Goal], numbers: dict[int, int]) -> tuple[list[Goal],
 
 
 def _parents(step: Step, result: int) -> list[Goal] | None:
-    """The results that give this one on the host; None where it is given by itself, or not at all."""
+    """The results from which the host computes this one; None if it already has a value or cannot be computed."""
     if not kept(step.avals[result]) or step.values[result] is not None or step.operation is None:
         return None
     places = needs(step.operation, result, len(step.parents))
@@ -148,7 +148,7 @@ def _parents(step: Step, result: int) -> list[Goal] | None:
 
 
 def _given(step: Step, result: int) -> np.ndarray | None:
-    """A value that came from the host. One that its owner may change is copied."""
+    """A value that came from the host, if it did. One that its owner may still change is copied."""
     value = step.values[result]
     if not isinstance(value, np.ndarray) or not kept(step.avals[result]):
         return None
@@ -156,7 +156,7 @@ def _given(step: Step, result: int) -> np.ndarray | None:
 
 
 def _all_of(slots: Sequence[np.ndarray | None], operands: tuple[int, ...]) -> list[np.ndarray] | None:
-    """The values in these slots; None where one is not known."""
+    """The values in these slots; None if one of them is not known."""
     found = [value for n in operands if (value := slots[n]) is not None]
     return found if len(found) == len(operands) else None
 

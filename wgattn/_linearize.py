@@ -1,4 +1,4 @@
-"""A function run once and recorded, with what its backward pass reads; and that pass, recorded on Arrays."""
+"""A function run once and recorded with the values that its backward pass reads, and that pass, recorded on Arrays."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +20,7 @@ from ._trace import Traced, finish
 
 
 class ArrayRecorder:
-    """Records a backward pass on Arrays. What is known of a constant is known now."""
+    """Records a backward pass on Arrays, folding constants."""
 
     def do(self, operation: object, *operands: Array) -> tuple[Array, ...]:
         known = _known(operation, operands)
@@ -41,7 +41,7 @@ RECORD = ArrayRecorder()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pullback:
-    """What `vjp` gives: called with the cotangents of `out`, it records those of the primals."""
+    """The pullback that `vjp` returns: called with the cotangents of `out`, it records those of the primals."""
 
     name: str
     out: Any
@@ -73,7 +73,7 @@ class Pullback:
         return tree_util.tree_unflatten(self.tree, gradients)
 
     def _cotangents(self, cotangent: Any) -> list[Array | None]:
-        """Those of out's arrays, which must be like them; None for zeros."""
+        """The cotangents of out's arrays, checked against them; None for zeros."""
         tree_util = _tree.util()
         outs, tree = tree_util.tree_flatten(self.out, is_leaf=_is_none)
         given, given_tree = tree_util.tree_flatten(cotangent, is_leaf=_is_none)
@@ -94,7 +94,7 @@ def linearize(
     has_aux: bool,
     by: str,
 ) -> Pullback:
-    """Run `fn` on `primals`, recorded. `named` is the function whose arguments number `places` they are, for errors."""
+    """Run `fn` on `primals` and record it. They are the arguments at `places` of `named`, which errors refer to."""
     tree_util = _tree.util()
     name = getattr(named, "__name__", type(named).__name__)
     with_paths, tree = tree_util.tree_flatten_with_path(tuple(primals))
@@ -137,7 +137,7 @@ def linearize(
 
 
 def _recorded(traced: Traced, arrays: Sequence[Array], on_path: frozenset[Result]) -> dict[Result, Array]:
-    """What was traced, recorded on `arrays`. Attention that a gradient passes keeps a float32 residual."""
+    """The traced graph recorded on `arrays`. Attention through which a gradient flows keeps a float32 residual."""
     graph, values = traced.graph, {}
     weak = {(use.node, use.result) for use, aval in zip(graph.outputs, traced.avals, strict=True) if aval.weak}
     for number, node in enumerate(graph.nodes):
@@ -184,7 +184,7 @@ def _cotangent(given: Any, out: Array, name: str) -> Array:
 
 
 def _known(operation: object, operands: tuple[Array, ...]) -> Array | None:
-    """The result where it takes no operation: of constants alone, or of a product with ones."""
+    """The result if it takes no operation: it depends on constants alone, or is a product with ones."""
     if isinstance(operation, Cast) and (value := _number(operands[0])) is not None and not operands[0].shape:
         return RECORD.constant(value, operation.dtype)
     if operation != Elementwise("multiply"):
@@ -199,7 +199,7 @@ def _known(operation: object, operands: tuple[Array, ...]) -> Array | None:
 
 
 def _number(x: Array) -> float | None:
-    """The number that every element is, where that was recorded."""
+    """The number that every element equals, if it was recorded as a constant."""
     step = x._step
     while isinstance(step.operation, BroadcastTo | Reshape):
         step = step.parents[0][0]
@@ -218,7 +218,7 @@ def _zeros(aval: Aval) -> Array:
 
 
 def finished(arrays: Sequence[Array]) -> None:
-    """Have `arrays` computed together once one is asked for, or now where chains are long and there is a device."""
+    """Arrange that asking for one of `arrays` computes all; if chains are long and there is a device, do it now."""
     if current_trace() is not None:
         return
     join(x._step for x in arrays)

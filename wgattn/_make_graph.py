@@ -1,4 +1,4 @@
-"""make_graph: what a function records, to look at."""
+"""make_graph: shows what a function records."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from ._jit import JitFunction, jit
 
 
 class Recorded:
-    """What `make_graph` gives: prints as the graph that was recorded; `graph` is the value."""
+    """The result of `make_graph`. Its repr is the recorded graph as text; `graph` is the Graph."""
 
     def __init__(self, graph: Graph, results: Sequence[Result]) -> None:
         self.graph, self._results = graph, results
@@ -20,7 +20,7 @@ class Recorded:
 
 
 def make_graph(fn: Callable[..., Any]) -> Callable[..., Recorded]:
-    """A function that shows what `fn` records for its arguments, as `jax.make_jaxpr`; needs no device.
+    """A function that shows what `fn` records for its arguments, as `jax.make_jaxpr`. Needs no device.
 
     Example:
         >>> wgattn.make_graph(lambda x: x * 2)(np.ones(3, np.float32))

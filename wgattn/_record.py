@@ -1,4 +1,4 @@
-"""What Arrays stand for: recorded steps, values that exist, and the Graph made of what a value needs."""
+"""What is behind Arrays: recorded steps and values, and the Graph of the steps that a value needs."""
 
 import itertools
 import threading
@@ -24,7 +24,7 @@ _tracing = threading.local()
 
 @dataclass(slots=True)
 class Stored:
-    """A value on the device. `shared`: another value lies in the same buffer, so it is not donated."""
+    """A value on the device. `shared`: another value is in the same buffer, so the buffer cannot be donated."""
 
     buffer: "Buffer"
     view: View
@@ -33,14 +33,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """What is left of a donated value: how it went."""
+    """What is left of a donated value: the reason why it is gone."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A traced argument: number `index` of the call that `trace` traces, `path` as its user would write it."""
+    """A traced argument: number `index` of the call that `trace` traces; `path` is how the user would write it."""
 
     trace: "Trace"
     index: int
@@ -49,9 +49,9 @@ class Argument:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """One run of a function on arguments without values, `by` a call of wgattn.
+    """One run of a function on arguments without values. `by` is the wgattn function that traces it.
 
-    `checks` are tests of values that the host may know at each call: what to call, and the results it is given.
+    `checks` are tests to run at each call, if the host knows the values: the test and the results that it takes.
     """
 
     function: str
@@ -66,10 +66,10 @@ Value = np.ndarray | Stored | Dead
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Step:
-    """One recorded operation, or a value (then `operation` is None). With all its results known it forgets its parents.
+    """One recorded operation, or a value (then `operation` is None). Once all results have values it drops its parents.
 
     `owners` are weak references to the Arrays that hold a result, `together` to steps that are computed with this one.
-    `known` holds results that were asked of the host, None where it does not know them.
+    `known` caches the results that the host was asked for, None for those that it does not know.
     """
 
     operation: object | None
@@ -83,11 +83,11 @@ class Step:
     known: dict[int, np.ndarray | None] = field(default_factory=dict)
 
     def pending(self) -> int:
-        """How many steps follow one another up to this one, without values."""
+        """The length of the chain of steps without values that ends in this one."""
         return self.depth if self.operation is not None else 0
 
     def owned(self) -> bool:
-        """Whether an Array that somebody holds is a result of this step."""
+        """Whether a result of this step is an Array that somebody still holds."""
         return any(owner() is not None for owner in self.owners)
 
     def settle(self, result: int, value: Value) -> None:
@@ -96,13 +96,13 @@ class Step:
             self.operation, self.parents, self.together = None, (), ()
 
     def held_together(self) -> "list[Step]":
-        """The steps without values that go with this one and that somebody holds."""
+        """The steps that are computed with this one, have no values yet, and are still held by somebody."""
         steps = [other() for other in self.together]
         return [step for step in steps if step is not None and step.operation is not None and step.owned()]
 
 
 def join(steps: Iterable[Step]) -> None:
-    """Have these steps computed in one submit, whichever is asked for: what they share is computed once."""
+    """Arrange that asking for any of these steps computes all of them in one submit, and what they share only once."""
     pending = {id(step): ref(step) for step in steps if step.operation is not None}
     for one in pending.values():
         step = one()
@@ -111,12 +111,12 @@ def join(steps: Iterable[Step]) -> None:
 
 
 def leaf(value: Value, aval: Aval, host: np.ndarray | None = None) -> Step:
-    """A step that is a value; `host` is the same where the host knows what lies on the device."""
+    """A step that is a value. `host` is its value on the host, if known, for one that is on the device."""
     return Step(None, (), (aval,), [value], known={} if host is None else {0: host})
 
 
 def record(operation: object, parents: Sequence[tuple[Step, int]], avals: tuple[Aval, ...] | None = None) -> Step:
-    """A new step. Raises what the rules of the operation raise. `avals` are inferred unless given."""
+    """A new step; `avals` are inferred unless given. Raises what the operation's rules raise."""
     known = infer(operation, [step.avals[result] for step, result in parents]) if avals is None else avals
     for step, result in parents:
         value = step.values[result]
@@ -127,7 +127,7 @@ def record(operation: object, parents: Sequence[tuple[Step, int]], avals: tuple[
 
 
 def constant(value: float | int | bool, dtype: np.dtype, weak: bool) -> Step:
-    """A step for a scalar known now. What WGSL cannot write as a literal (NaN, infinities, -0.0) becomes a value."""
+    """A step for a known scalar. One that WGSL has no literal for (NaN, infinities, -0.0) becomes a value."""
     aval = Aval((), dtype, weak)
     with np.errstate(over="ignore"):
         rounded = np.asarray(value).astype(dtype)
@@ -149,7 +149,7 @@ def current_trace() -> Trace | None:
 
 
 class tracing:
-    """Within it, what is recorded belongs to `trace`."""
+    """A context in which everything recorded belongs to `trace`."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -167,7 +167,7 @@ class tracing:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A Graph and the values that fill its inputs: (step, result) each, an Argument's own index first."""
+    """A Graph and the (step, result) that fills each of its inputs; the inputs of Arguments come first."""
 
     graph: Graph
     leaves: tuple[tuple[Step, int], ...]
@@ -178,9 +178,9 @@ def build(
     arguments: Sequence[Step] = (),
     is_leaf: Callable[[Step], bool] = lambda step: False,
 ) -> Recording:
-    """The Graph of `outputs`. Steps with a value become inputs, after `arguments`, which are all inputs in order.
+    """The Graph of `outputs`. Its first inputs are all `arguments` in order; steps with a value become further inputs.
 
-    Walks without recursion, so that a chain may be of any length.
+    The walk is not recursive, so a chain may have any length.
     """
     outputs = list(outputs)
     nodes: list[Node] = []
@@ -220,17 +220,17 @@ def build(
 
 
 def plain(aval: Aval) -> Aval:
-    """Without weakness, which is for recording only: graphs that differ in nothing else are one."""
+    """The aval without its weak flag, which matters only while recording: graphs that differ only in it are equal."""
     return Aval(aval.shape, aval.dtype) if aval.weak else aval
 
 
 def natural(aval: Aval) -> View:
-    """Row-major, as a NumPy value lies once it is uploaded."""
+    """The row-major layout, which an uploaded NumPy value has."""
     return View.natural(aval.shape)
 
 
 def ancestors(outputs: Iterable[tuple[Step, int]]) -> list[Step]:
-    """The steps without values that these results need, themselves included; nearest first."""
+    """The steps without values that these results need, including their own; nearest first."""
     found: dict[int, Step] = {}
     stack = [step for step, _ in outputs]
     while stack:

@@ -1,4 +1,4 @@
-"""Recorded steps computed: one Graph, one submit, each compiled once; and values brought back to NumPy."""
+"""Recorded steps computed in one Graph and one submit, and values brought back to NumPy. Graphs are compiled once."""
 
 import os
 import threading
@@ -39,13 +39,13 @@ _hooks: list[AttentionHook] = []
 
 
 def on_attention(hook: AttentionHook) -> AttentionHook:
-    """Have `hook` called for each attention node of a program that runs under validation, with NumPy copies."""
+    """Call `hook` with NumPy copies for each attention node of a program that runs under validation."""
     _hooks.append(hook)
     return hook
 
 
 def validating() -> bool:
-    """Whether WGATTN_VALIDATE asks for every attention call to be checked. Raises UnsupportedError for odd settings."""
+    """Whether WGATTN_VALIDATE asks to check every attention call. Raises UnsupportedError for unknown settings."""
     given = os.environ.get("WGATTN_VALIDATE", "")
     if not given:
         return False
@@ -56,16 +56,16 @@ def validating() -> bool:
 
 
 def fused(graph: Graph) -> Graph:
-    """The rewritten graph; each is made once."""
+    """The rewritten graph; the last 256 are kept."""
     from ._graph.rewrite import fuse
 
     return _kept(_fused, graph, lambda: fuse(graph))
 
 
 def executable(graph: Graph, donated: frozenset[int] = frozenset(), taps: bool = False) -> "Compiled":
-    """The compiled form of a recorded graph; the last 256 are kept. Makes the device where there is none.
+    """The compiled form of a recorded graph; the last 256 are kept. Makes the device if there is none.
 
-    With `taps` the operands and results of every attention can be read after a run.
+    With `taps`, the operands and results of every attention node can be read after a run.
     """
     from ._schedule import load
 
@@ -87,14 +87,14 @@ def _kept(cache: OrderedDict, key: Any, make: Callable[[], Any]) -> Any:
 def run(
     graph: Graph, inputs: Sequence[Stored], donated: frozenset[int] = frozenset(), validate: bool = False
 ) -> list[Stored]:
-    """Run a recorded graph on its inputs, which lie as its input nodes say, in one submit."""
+    """Run a recorded graph in one submit. The inputs must have the layouts of its input nodes."""
     if validate and _hooks:
         return _run_validated(executable(graph, taps=True), inputs)
     return results_of(executable(graph, donated), inputs, donated)
 
 
 def results_of(program: "Compiled", inputs: Sequence[Stored], donated: frozenset[int] = frozenset()) -> list[Stored]:
-    """Run a compiled graph. Results that share a buffer, with each other or an input that lives on, are marked."""
+    """Run a compiled graph. Values that share a buffer with another result, or with an input that stays, are marked."""
     outputs = [Stored(buffer, view) for buffer, view, _ in program.run([stored.buffer for stored in inputs])]
     alive = [stored for number, stored in enumerate(inputs) if number not in donated]
     alive += outputs
@@ -108,7 +108,7 @@ def results_of(program: "Compiled", inputs: Sequence[Stored], donated: frozenset
 
 
 def _run_validated(program: "Compiled", inputs: Sequence[Stored]) -> list[Stored]:
-    """Run a program that has taps, and hand every attention's operands and results to the hooks."""
+    """Run a program with taps and pass the operands and results of every attention node to the hooks."""
     schedule = program.schedule
     buffers = program.run_all([stored.buffer for stored in inputs])
 
@@ -124,8 +124,8 @@ def _run_validated(program: "Compiled", inputs: Sequence[Stored]) -> list[Stored
     return [Stored(buffers[output.buffer], output.view, shared=True) for output in schedule.outputs]
 
 
-def force(wanted: Sequence[tuple[Step, int]], use: str, validate: bool = False) -> None:
-    """See to it that these results have values. `use` names who asks, for the error where one is traced."""
+def force(wanted: Sequence[tuple[Step, int]], use: str) -> None:
+    """Compute these results unless they have values. `use` names what asks for them, for the error if one is traced."""
     if all(step.values[result] is not None for step, result in wanted):
         return
     if traced := traced_arguments(wanted):
@@ -133,7 +133,7 @@ def force(wanted: Sequence[tuple[Step, int]], use: str, validate: bool = False) 
     with _lock:
         goals = dict.fromkeys(goal for goal in wanted if goal[0].values[goal[1]] is None)
         for step in ancestors(goals):
-            # What somebody holds is kept, so that nothing is computed twice; views and casts are made again for less.
+            # What somebody holds is kept, so that nothing is computed twice; views and casts are cheap to redo.
             if isinstance(step.operation, COMPUTED) and (step.owned() or any(step is goal for goal, _ in wanted)):
                 goals.update(dict.fromkeys((step, result) for result in range(len(step.avals))))
             for other in step.held_together():
@@ -144,14 +144,12 @@ def force(wanted: Sequence[tuple[Step, int]], use: str, validate: bool = False) 
             known(step, result)  # while the step still holds its parents
         recording = build(goals)
         inputs = [stored(step, result) for step, result in recording.leaves]
-        for (step, result), value in zip(
-            goals, run(recording.graph, inputs, validate=validate or validating()), strict=True
-        ):
+        for (step, result), value in zip(goals, run(recording.graph, inputs, validate=validating()), strict=True):
             step.settle(result, value)
 
 
 def stored(step: Step, result: int) -> Stored:
-    """A step's value on the device, uploaded where it is not there yet. Raises RuntimeError for a donated one."""
+    """A step's value on the device, uploaded first if need be. Raises RuntimeError for a donated one."""
     value = step.values[result]
     if isinstance(value, Stored):
         return value
@@ -173,7 +171,7 @@ def upload(value: np.ndarray) -> Stored:
 
 
 def to_numpy(step: Step, result: int, use: str) -> np.ndarray:
-    """A result as NumPy, computed first where it must be."""
+    """A result as NumPy, computed first if need be."""
     force([(step, result)], use)
     value = step.values[result]
     if isinstance(value, Dead):
@@ -185,7 +183,7 @@ def to_numpy(step: Step, result: int, use: str) -> np.ndarray:
 
 
 def download(buffer: Any, view: View, dtype: np.dtype) -> np.ndarray:
-    """What lies in `buffer` as `view` says, row-major."""
+    """The elements that `view` sees in `buffer`, row-major."""
     from . import _runtime
 
     if 0 in view.shape:
@@ -200,7 +198,7 @@ def download(buffer: Any, view: View, dtype: np.dtype) -> np.ndarray:
 
 
 def wait(value: Value | None) -> None:
-    """Return when the work that gives `value` is done. Raises DeviceLostError for a value of a lost device."""
+    """Wait until the work that computes `value` is done. Raises DeviceLostError for a value on a lost device."""
     if isinstance(value, Dead):
         raise RuntimeError(value.reason)
     if isinstance(value, Stored):
@@ -218,7 +216,7 @@ def is_ready(value: Value | None) -> bool:
 
 
 def traced_message(arguments: Sequence[Argument], use: str) -> str:
-    """What to say where a traced value was asked for its value."""
+    """The error text for asking a traced Array for its value."""
     first = arguments[0].trace
     named = ", ".join(dict.fromkeys(argument.path for argument in arguments[:4]))
     named += ", …" if len(arguments) > 4 else ""

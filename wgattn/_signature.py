@@ -1,4 +1,4 @@
-"""What a function's signature says of its arguments: which are given by position, and which a name or number means."""
+"""A function's signature: which arguments are positional, and which of them a name or number in an option means."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def positional(fn: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Names of the positional parameters, and whether more may be given."""
+    """The names of the positional parameters, and whether further arguments may be given by position."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -18,14 +18,14 @@ def positional(fn: Callable[..., Any]) -> tuple[list[str], bool]:
 
 
 def argnum(number: int, count: int, variadic: bool, option: str) -> int:
-    """The position that a number of `option` names; raises ValueError for one that is none."""
+    """The position that `number`, given in `option`, refers to. Raises ValueError if there is no such argument."""
     if not variadic and not -count <= number < count:
         raise ValueError(f"{option} holds {number}, and the function takes {count} arguments by position")
     return number % count if number < 0 and count else number
 
 
 def check_names(fn: Callable[..., Any], names: Sequence[str], option: str) -> None:
-    """Raise ValueError for a name of `option` that `fn` has no argument for."""
+    """Raise ValueError for a name, given in `option`, of which `fn` has no parameter."""
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):
@@ -38,5 +38,5 @@ def check_names(fn: Callable[..., Any], names: Sequence[str], option: str) -> No
 
 
 def as_tuple(given: Any, kind: type) -> tuple[Any, ...]:
-    """One value of that kind, or a sequence of them, as a tuple."""
+    """One value of type `kind`, or a sequence of them, as a tuple."""
     return (given,) if isinstance(given, kind) else tuple(given)

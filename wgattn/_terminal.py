@@ -1,4 +1,4 @@
-"""How wide a text may be where it is shown."""
+"""The width at which text is printed."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import sys
 
 
 def columns(otherwise: int) -> int:
-    """The width of the terminal that stdout is; elsewhere what COLUMNS says, or `otherwise`."""
+    """The width of the terminal if stdout is one, else the value of COLUMNS, else `otherwise`."""
     if sys.stdout is not None and sys.stdout.isatty():
         return shutil.get_terminal_size((otherwise, 24)).columns
     given = os.environ.get("COLUMNS", "")

@@ -1,4 +1,4 @@
-"""Pytrees are those of jax.tree_util, which is loaded when one is first walked and then learns wgattn's own classes."""
+"""Pytrees are those of jax.tree_util. It is loaded when the first tree is walked and then told of wgattn's classes."""
 
 import sys
 from typing import Any
@@ -8,18 +8,18 @@ _waiting: list[tuple[type, tuple[str, ...], tuple[str, ...]]] = []
 
 
 def tree_class(cls: type, arrays: tuple[str, ...], static: tuple[str, ...]) -> None:
-    """Have pytrees hold dataclasses of type `cls`: its `arrays` are children, `static` fields part of the tree."""
+    """Make the dataclass `cls` a pytree: its fields `arrays` are children, those in `static` part of the structure."""
     _waiting.append((cls, arrays, static))
 
 
 def register() -> None:
-    """Have jax.tree_util know the classes now, if it is loaded."""
+    """Tell jax.tree_util of the classes now, if jax is loaded."""
     if "jax" in sys.modules:
         util()
 
 
 def util() -> Any:
-    """jax.tree_util."""
+    """jax.tree_util, which then knows wgattn's classes."""
     global _loaded
     if _loaded is None:
         from jax import tree_util

@@ -1,4 +1,4 @@
-"""What NumPy's functions make of an Array: its operators, with a NumPy array on the left, are ours; the rest refuse."""
+"""NumPy ufuncs on an Array. Those that are operators, with a NumPy array on the left, use ours; others raise."""
 
 from typing import Any
 
@@ -25,8 +25,10 @@ _OPERATORS: dict[np.ufunc, tuple[str, str]] = {
 
 
 def array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-    """`__array_ufunc__` of Array. `a + x` of a NumPy array and an Array comes here as np.add, and gives an Array;
-    `a += x` writes into a. Raises TypeError for every other function.
+    """`__array_ufunc__` of Array.
+
+    `a + x` for a NumPy array a and an Array x arrives here as np.add and gives an Array; `a += x` writes into a. Raises
+    TypeError for all other functions.
     """
     if ufunc in _OPERATORS and method == "__call__" and not options:
         (direct, reflected), (left, right) = _OPERATORS[ufunc], inputs
@@ -40,6 +42,6 @@ def array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **options
 
 
 def refuse_dtype_and_out(dtype: object, out: object) -> None:
-    """Raise TypeError where one is given: np.sum(x) and np.mean(x) call x's methods with both None."""
+    """Raise TypeError if either is given. np.sum(x) and np.mean(x) call x's methods with both None."""
     if dtype is not None or out is not None:
         raise TypeError("sum and mean of an Array take no dtype and no out: cast the result with .astype(dtype)")

@@ -226,7 +226,7 @@ def test_what_is_not_differentiated_is_not_computed(ran: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"key": K[0][:, :, :, :8]}, "one H"),
+        ({"key": K[0][:, :, :, :8]}, "the same H"),
         ({"mask": jnp.ones((2, 3, 16, 20), bool)}, "mask"),
         ({"bias": jnp.ones((2, 4, 16, 20), np.int32)}, "bias must be float"),
         ({"softcap": -1.0}, "softcap"),
