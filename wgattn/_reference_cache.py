@@ -82,7 +82,7 @@ def ring_slots(positions: np.ndarray, capacity: int, pinned: int = 0) -> np.ndar
 
 
 def ring_positions(lengths: np.ndarray, capacity: int, pinned: int = 0) -> np.ndarray:
-    """The position (B, capacity) of what lies in each slot of a ring after `lengths` (B,) tokens, -1 where nothing.
+    """The position (B, capacity) of the token in each slot of a ring after `lengths` (B,) tokens; -1 for an empty slot.
 
     >>> ring_positions([2, 6], 4, pinned=1).tolist()
     [[0, 1, -1, -1], [0, 4, 5, 3]]

@@ -88,7 +88,7 @@ class Texels:
         return self.texture.width * self.texture.height * TEXEL
 
     def broadcast(self, name: str) -> dict[str, int]:
-        """What changes in `values` for a shader that asks for tokens and heads where there is one for all."""
+        """What changes in `values` for a shader that indexes tokens and heads when the texture has one for all."""
         every_token = {f"{name}_side": 31, f"{name}_token": 0} if self.tokens == 1 else {}
         return every_token | ({f"{name}_head": 0} if self.heads == 1 else {})
 

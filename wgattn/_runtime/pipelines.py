@@ -1,4 +1,4 @@
-"""Shaders made ready: a pipeline for each Shader in use, of which the last ones are kept, and bind group layouts."""
+"""Compiled shaders: the pipelines of the Shaders used last, and their bind group layouts."""
 
 from collections import OrderedDict
 from collections.abc import Sequence

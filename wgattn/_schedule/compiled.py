@@ -42,7 +42,7 @@ class Compiled:
     def run_on_host(
         self, given: Sequence[np.ndarray | Buffer], places: Mapping[int, np.ndarray] | None = None
     ) -> list[np.ndarray]:
-        """The graph's outputs as row-major NumPy arrays, from arguments of which some are NumPy arrays.
+        """The graph's outputs as row-major NumPy arrays, from arguments that are NumPy arrays or buffers.
 
         `places` holds, by an output's number, an array of its shape and dtype to write it to.
         """

@@ -52,7 +52,7 @@ def check_launch(
 def _entries(
     call: Call, operands: Mapping[str, np.ndarray], cache: Stored | None
 ) -> Iterator[tuple[tuple[int, ...], list[np.ndarray], dict[str, Any]]]:
-    """The call for each index of the outer batch axis, where there is one: as the reference takes it."""
+    """The calls that the reference takes: one for each index of the outer batch axis, if there is one."""
     *batch, _, _, _ = operands["query"].shape
     S = operands["key"].shape[-3]
 

@@ -99,7 +99,7 @@ class Held:
         return self.newest
 
     def rewrite(self, run: Rewrite) -> None:
-        """Have `run` give the storage anew: of what lies there, of which it may write over what nobody else has."""
+        """Replace the storage by what `run` makes of it, which may write over the arrays that nobody else holds."""
         names = [name for name in STORAGE if getattr(self.cache, name) is not None]
         arrays = [getattr(self.cache, name) for name in names]
         there = [_run.stored(x._step, x._result) for x in arrays]
@@ -213,7 +213,7 @@ class OnTraced(OnHeld):
         self._traced = traced
 
     def _inputs(self, cache: KVCache, given: Sequence[np.ndarray]) -> list[Stored | np.ndarray]:
-        """The program's inputs: what lies on the device, and NumPy arrays. Raises what the call's checks raise."""
+        """The program's inputs: arrays on the device, then NumPy arrays. Raises what the call's checks raise."""
         own = list(cache._arrays().values())
         values = [known(x._step, x._result) for x in own] + list(given)
         self._traced.host.run(lambda i: values[i])

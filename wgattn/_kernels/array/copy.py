@@ -39,7 +39,7 @@ def plan(source: Operand, result: Operand, profile: DeviceProfile, name: str = "
 
 
 def _straight(source: Operand, result: Operand, name: str) -> Copy | None:
-    """The copy of bytes that does the same, where there is one."""
+    """The plain copy of bytes that does the same, or None."""
     if (
         source.dtype != result.dtype
         or source.shape != result.shape

@@ -94,7 +94,7 @@ class Team:
 
     @property
     def straight(self) -> int:
-        """The lanes' bits that say what a lane ends up with, of what lies in all lanes' registers alike."""
+        """The bits of a lane's number that decide which sums it ends up with; all lanes hold theirs in one order."""
         return sum(step.mask for step in self.steps() if step.kind != "add" and not step.turned)
 
     @property
