@@ -12,9 +12,11 @@ import wgattn
 PROBE = """
 import json, sys, time
 start = time.process_time()  # of this process alone: what else the machine does is not counted
+import numpy
+numpy_alone = time.process_time() - start
 import wgattn
 seconds = time.process_time() - start
-print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
+print(json.dumps({"times_numpy": seconds / numpy_alone, "modules": sorted(sys.modules)}))
 """
 
 
@@ -53,8 +55,9 @@ print(len(names))
 
 
 def test_the_import_is_quick() -> None:
+    """With all that it loads, it takes some 2.5 times what NumPy takes alone, however slow the machine is."""
     imported()  # bytecode is written
-    assert min(imported()["seconds"] for _ in range(5)) < 0.3
+    assert min(imported()["times_numpy"] for _ in range(5)) < 3.5
 
 
 def test_names_that_load_late_are_listed() -> None:
